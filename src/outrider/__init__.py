@@ -1,0 +1,1 @@
+"""outrider: asynchronous off-policy reinforcement learning."""

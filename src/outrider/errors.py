@@ -1,0 +1,146 @@
+"""Every exception of the package.
+
+::
+
+    OutriderError
+    ├── ConfigError            an impossible configuration (also a ValueError); the CLI exits with 2
+    │   └── UnsupportedSpace   a space that cannot be stored, or not by this agent
+    ├── EnvFailed              an environment could not be built or described; carries its traceback
+    ├── ChannelError           misuse of a channel
+    │   ├── Unbound            a channel end used before its layout is known
+    │   ├── ChannelClosed      the other side is gone for good
+    │   └── LayoutMismatch     both ends, or two actors, do not agree on the bytes
+    ├── ResourceError          memory, disk or descriptors: needed against free
+    ├── RunDirError            a run directory that is not empty, in use, or not one
+    ├── ActorFailed            an actor ended; carries its traceback, exit code or signal
+    └── Interrupted            a signal asked the run to end; carries the exit code
+
+All of them say *where*, *what was expected* and *what came*, and all of them can be pickled.
+"""
+
+from __future__ import annotations
+
+import signal
+
+
+class OutriderError(Exception):
+    """Root of all exceptions that outrider raises on purpose."""
+
+
+class ConfigError(OutriderError, ValueError):
+    """A configuration that cannot work, found before any process starts.
+
+    Args:
+        key: Dotted key of the value, such as ``trainer.warmup_period``.
+        expected: What would have been accepted, in words.
+        got: What was given.
+    """
+
+    def __init__(self, key: str, expected: str, got: object) -> None:
+        super().__init__(key, expected, got)
+        self.key = key
+        self.expected = expected
+        self.got = got
+
+    def __str__(self) -> str:
+        return f"{self.key}: expected {self.expected}, got {self.got}"
+
+    def below(self, prefix: str) -> ConfigError:
+        """The same error with its key seen from one level further up."""
+        return type(self)(f"{prefix}.{self.key}" if self.key else prefix, self.expected, self.got)
+
+
+class UnsupportedSpace(ConfigError):
+    """A space that cannot be stored as columns, or that an agent cannot handle."""
+
+
+class EnvFailed(OutriderError):
+    """An environment failed while it was built or described.
+
+    Args:
+        where: Which environment, and doing what.
+        cause: One line that says what happened.
+        traceback_text: The original traceback, empty if there is none (a crash in native code).
+    """
+
+    def __init__(self, where: str, cause: str, traceback_text: str = "") -> None:
+        super().__init__(where, cause, traceback_text)
+        self.where = where
+        self.cause = cause
+        self.traceback_text = traceback_text
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.cause}"
+        return f"{text}\n{self.traceback_text}" if self.traceback_text else text
+
+
+class ChannelError(OutriderError):
+    """Misuse of a channel."""
+
+
+class Unbound(ChannelError):
+    """A channel end was used before its layout was known; the message names the missing call."""
+
+
+class ChannelClosed(ChannelError):
+    """The other side of a channel is gone for good."""
+
+
+class LayoutMismatch(ChannelError):
+    """Two sides do not agree on the fields, shapes or dtypes of what they exchange."""
+
+
+class ResourceError(OutriderError):
+    """Memory, disk or descriptors do not suffice; the message says needed and free."""
+
+
+class RunDirError(OutriderError):
+    """A run directory that is not empty, is in use, or is not one."""
+
+
+class ActorFailed(OutriderError):
+    """An actor ended before it was asked to.
+
+    Args:
+        actor_id: Index of the actor.
+        traceback_text: Traceback of the original exception, empty if the process just died.
+        exitcode: Exit code as ``multiprocessing`` reports it (negative: killed by that signal).
+    """
+
+    def __init__(self, actor_id: int, traceback_text: str = "", exitcode: int | None = None) -> None:
+        super().__init__(actor_id, traceback_text, exitcode)
+        self.actor_id = actor_id
+        self.traceback_text = traceback_text
+        self.exitcode = exitcode
+
+    def __str__(self) -> str:
+        if self.traceback_text:
+            last = self.traceback_text.strip().splitlines()[-1]
+            return f"actor {self.actor_id} failed: {last}\n{self.traceback_text.rstrip()}"
+        if self.exitcode is not None and self.exitcode < 0:
+            try:
+                name = signal.Signals(-self.exitcode).name
+            except ValueError:
+                name = f"signal {-self.exitcode}"
+            return f"actor {self.actor_id} was killed by {name}"
+        return f"actor {self.actor_id} ended by itself with exit code {self.exitcode}"
+
+
+class Interrupted(OutriderError):
+    """A signal asked the run to end; everything was flushed and saved before this was raised.
+
+    Args:
+        signum: The signal, such as ``signal.SIGINT``.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code a shell expects: 128 + signal."""
+        return 128 + self.signum
+
+    def __str__(self) -> str:
+        return f"stopped by {signal.Signals(self.signum).name}"
