@@ -158,7 +158,7 @@ class Batch:
     weights: Array | None = None
 
     def __getitem__(self, column: str) -> Array:
-        return cast(Array, self.rows[column])
+        return self.rows[column]
 
     def __len__(self) -> int:
         return len(self.ixs)
@@ -215,7 +215,7 @@ def nest(rows: Items, name: str) -> Obs:
     """
     names = column_names(rows)
     if name in names:
-        return cast(Array, rows[name])
+        return rows[name]
     tree: dict[str, Obs] = {}
     for column in names:
         if column.startswith(name + "."):
