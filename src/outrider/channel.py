@@ -145,7 +145,7 @@ class PushedItemMessage:
 class ItemReceiver:
     """The learner's end.
 
-    Process: learner; one thread drains. :meth:`fail` may come from any thread.
+    Process: learner; one thread drains and waits. :meth:`fail` and the fills are for any thread.
     Owns: the tails of all rings.
     Blocks: in :meth:`wait`, with a time-out.
     Closes: its hold on the rings.
@@ -231,7 +231,8 @@ class ItemReceiver:
 
     def fills(self) -> list[float]:
         """How full each actor's ring is, in [0, 1]."""
-        return self._open().fills()
+        rings = self._binding.get("receiver")
+        return [(h - t) / rings.n_slots for h, t in zip(rings.heads().tolist(), rings.tails().tolist(), strict=True)]
 
     def fill(self) -> float:
         """How full the rings are on average, in [0, 1]."""
@@ -271,9 +272,6 @@ class _Taker:
 
     def pending(self) -> bool:
         return self._heads.tolist() != self._taken
-
-    def fills(self) -> list[float]:
-        return [(head - tail) / self._n_slots for head, tail in zip(self._heads.tolist(), self._taken, strict=True)]
 
     def drain(self, push: Callable[[PushedItemMessage], None], max_rows: float) -> int:
         heads, taken, rows = self._heads.tolist(), self._taken, 0

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -79,10 +79,11 @@ class ReplayBufferProxy:
         slots = range(rings.n_slots)
         self._starts = [rings.rows_at(actor, s) for s in slots]
         self._headers = [rings.header(actor, s) for s in slots]
-        self._rows = [rings.rows(actor, s) for s in slots]
-        # Structured assignment goes field by field; the same bytes without fields are one copy.
-        self._blocks = [rows.view(f"V{self._itemsize}") for rows in self._rows]
-        self._columns = [{name: rows[name] for name in rings.layout.names} for rows in self._rows]
+        self._void = np.dtype(f"V{self._itemsize}")
+        self._own_dtype: np.dtype[Any] | None = None  # an object known to equal the layout's
+        rows = [rings.rows(actor, s) for s in slots]
+        self._blocks = [r.view(self._void) for r in rows]
+        self._columns = [{name: r[name] for name in rings.layout.names} for r in rows]
         self._first_column = rings.layout.names[0]
         self._pack = row_packer(self._record, rings.arena.buf)
         self._fence = Fence()
@@ -161,15 +162,15 @@ class ReplayBufferProxy:
             self._commit()
 
     def _push_block(self, items: Items) -> None:
-        m = n_rows(items)
-        done = 0
+        m, done = n_rows(items), 0
+        raw = self._raw(items)
         while done < m:
             if not self._row:
                 self._claim()
             a = self._row
             n = min(m - done, self._n_buffer - a)
-            if isinstance(items, np.ndarray):
-                self._write_records(items[done : done + n], a)
+            if raw is not None:
+                self._blocks[self._slot][a : a + n] = raw if n == m else raw[done : done + n]
             else:
                 for name, column in self._columns[self._slot].items():
                     values = items[name]
@@ -181,11 +182,18 @@ class ReplayBufferProxy:
                 self._commit()
         self.tick()
 
-    def _write_records(self, rows: Array, a: int) -> None:
-        if rows.flags.c_contiguous and rows.dtype == self._record:
-            self._blocks[self._slot][a : a + len(rows)] = rows.view(f"V{self._itemsize}")
-        else:
-            self._rows[self._slot][a : a + len(rows)] = rows
+    def _raw(self, items: Items) -> Array | None:
+        """Records of the layout's own dtype without their fields: one copy, where assigning records takes one a field.
+
+        None: columns, or records that have the right fields in another way, which are copied by name.
+        """
+        if not isinstance(items, np.ndarray) or not items.flags.c_contiguous:
+            return None
+        if items.dtype is not self._own_dtype:  # comparing costs more than the copy
+            if items.dtype != self._record:
+                return None
+            self._own_dtype = items.dtype
+        return items.view(self._void)
 
     def _check(self, items: Items) -> None:
         """Compare with the layout; afterwards only what costs nothing is checked."""

@@ -170,3 +170,12 @@ def watch_models(receiver: ModelReceiver, stop: StopFlag, ready: StopFlag, torn:
 
 def use_unbound(sender: ItemSender) -> None:
     """Never gets there."""
+
+
+def refuse_inheritable(shared: list[object]) -> None:
+    """Fail if a descriptor that came along would be seen by a program that this process executes."""
+    for fd in os.listdir("/proc/self/fd"):
+        path = f"/proc/self/fd/{fd}"
+        if os.path.lexists(path) and "memfd:outrider" in os.readlink(path):
+            assert not os.get_inheritable(int(fd))
+    assert len(shared) == 3
