@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from multiprocessing.connection import Connection
 
 import numpy as np
 
@@ -126,6 +127,20 @@ def send_rows_and_die(
         proxy.push(numbered_rows(first, block))
         first += block
         sent += block
+
+
+def nursery(sender: ItemSender, stop: StopFlag, orders: Connection) -> None:
+    """Fork one actor after the other, which takes 5 ms where starting a process takes 50; says pid, then status."""
+    while (order := orders.recv()) is not None:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)  # nobody is left behind, whatever becomes of the test
+            try:
+                send_rows_and_die(sender, stop, *order)
+            finally:
+                os._exit(1)
+        orders.send(pid)
+        orders.send(os.waitpid(pid, 0)[1])
 
 
 def set_and_wait(flag: StopFlag, answer: StopFlag) -> None:
