@@ -51,8 +51,8 @@ def replace_text(path: Path, text: str) -> None:
 def replace_directory(path: Path, fill: Callable[[Path], None]) -> None:
     """Write a directory anew, whole: it is filled aside, synced, and renamed.
 
-    A crash between the two renames leaves the old directory as ``.NAME.old``; :func:`recover_directory` puts it
-    back.
+    A crash between the two renames leaves the old directory as ``.NAME.old``: read through
+    :func:`whole_directory`. The next call puts it back.
 
     Args:
         path: The directory; replaced if it exists.
@@ -63,7 +63,7 @@ def replace_directory(path: Path, fill: Callable[[Path], None]) -> None:
     """
     aside, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
     path.parent.mkdir(parents=True, exist_ok=True)
-    recover_directory(path)
+    _recover(path, old)
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir()
@@ -77,15 +77,20 @@ def replace_directory(path: Path, fill: Callable[[Path], None]) -> None:
         aside.rename(path)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
-        recover_directory(path)
+        _recover(path, old)
         raise
     _sync(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def recover_directory(path: Path) -> None:
-    """Put the old directory back if a crash came between the two renames of :func:`replace_directory`."""
+def whole_directory(path: Path) -> Path:
+    """Where to read what :func:`replace_directory` wrote: `path`, or the old one after a crash between its renames."""
     old = path.with_name(f".{path.name}.old")
+    return old if old.is_dir() and not path.exists() else path
+
+
+def _recover(path: Path, old: Path) -> None:
+    """Put the old directory back if a crash came between the two renames. For the writer alone."""
     if old.exists():
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)

@@ -27,7 +27,7 @@ from typing import Any, Self
 import psutil
 
 from outrider.core import Agent, EnvSpec
-from outrider.durable import json_text, recover_directory, replace_directory, replace_text
+from outrider.durable import json_text, replace_directory, replace_text, whole_directory
 from outrider.errors import RunDirError
 
 LOCK = ".lock"
@@ -224,9 +224,7 @@ def find_model(models: Path, name: str) -> Path:
     Raises:
         RunDirError: There is none of this name; lists those there are.
     """
-    path = models / name
-    if models.is_dir():
-        recover_directory(path)
+    path = whole_directory(models / name)
     if not path.is_dir() or name.startswith("."):
         there = sorted((p.name for p in models.glob("[!.]*")), key=lambda n: (n.isdigit(), len(n), n))
         raise RunDirError(f"{models}: expected a model {name!r}, got {', '.join(there) or 'none at all'}")

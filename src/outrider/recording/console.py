@@ -29,6 +29,17 @@ CLOSE_TIMEOUT_S = 5.0
 """For a terminal that takes no output, such as one stopped by Ctrl-S."""
 
 
+PLAIN_FIGURES = (
+    ("rollout/ep_rew_mean", "return {:.1f}"),
+    ("train/loss", "loss {:.3g}"),
+    ("train/critic_loss", "critic loss {:.3g}"),
+    ("async/samples_per_insert", "{:.3g} samples/insert"),
+    ("async/opt_steps_per_s", "{:.0f} opt/s"),
+    ("time/fps", "{:.0f} env/s"),
+    ("async/learner_wait", "learner waits {:.0%}"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Goals:
     """What ends a run; None: this does not.
@@ -105,10 +116,8 @@ class Progress:
 
     def actors_wait(self) -> float | None:
         """Mean fraction of their time that the actors wait."""
-        waits = [
-            v for name in self.line if name.startswith("actor/") and name.endswith("/wait") for v in [self.number(name)]
-        ]
-        known = [wait for wait in waits if wait is not None]
+        waits = [value for name, value in self.line.items() if name.startswith("actor/") and name.endswith("/wait")]
+        known = [wait for wait in waits if not isinstance(wait, str)]
         return sum(known) / len(known) if known else None
 
 
@@ -116,7 +125,7 @@ class ConsoleRecorder(NullRecorder):
     """Shows how the run is getting on.
 
     On a terminal a few lines are redrawn in place; ordinary output and tracebacks appear above them. Elsewhere
-    each flush prints one line. A record that holds only the axes is shown at once, without waiting for a flush.
+    each flush prints one line. The live display shows axes and evaluations as soon as they are stored.
     Keeps no models.
 
     Process: the learner.
@@ -153,7 +162,8 @@ class ConsoleRecorder(NullRecorder):
     def store(self, record: Record) -> None:
         """Take metrics; axes and evaluations are shown at once, everything else at the next flush."""
         self._aggregate.add(record)
-        now: Line = {k: v for k, v in record.items() if k in AXES and isinstance(v, int | float)}
+        at_once = [name for name in record if name in AXES or name.startswith("eval/")]
+        now: Line = {name: value for name in at_once if isinstance(value := record[name], int | float)}
         if now:
             self._progress.update(now)
         self._show()
@@ -287,28 +297,19 @@ def _returns(progress: Progress) -> Text:
 
 def plain_line(progress: Progress, line: Line) -> str:
     """One flush as one line of ASCII; `line` holds what is new."""
-    goals, number = progress.goals, progress.number
-    parts = [f"opt {number('opt_steps') or 0:.0f}" + (f"/{goals.max_opts}" if goals.max_opts else "")]
+    goals, number, left = progress.goals, progress.number, progress.left_s()
+    parts = [clock_text(progress.elapsed_s()) + (f" ({clock_text(left)} left)" if left is not None else "")]
+    parts.append(f"opt {number('opt_steps') or 0:.0f}" + (f"/{goals.max_opts}" if goals.max_opts else ""))
     parts.append(f"env {number('env_steps') or 0:.0f}" + (f"/{goals.max_env_steps}" if goals.max_env_steps else ""))
-    for name, text in (
-        ("async/opt_steps_per_s", "{:.0f} opt/s"),
-        ("time/fps", "{:.0f} env/s"),
-        ("async/samples_per_insert", "{:.3g} samples/insert"),
-        ("rollout/ep_rew_mean", "return {:.1f}"),
-        ("train/loss", "loss {:.3g}"),
-        ("train/critic_loss", "critic loss {:.3g}"),
-        ("async/learner_wait", "learner waits {:.0%}"),
-    ):
+    if "eval/mean_reward" in line:
+        parts.append(f"eval {_figure(number('eval/mean_reward'))} (best {_figure(progress.best)})")
+    for name, text in PLAIN_FIGURES:
         value = number(name)
         if value is not None and name in line:
             parts.append(text.format(value))
     actors_wait = progress.actors_wait()
     if actors_wait is not None:
         parts.append(f"actors wait {actors_wait:.0%}")
-    if "eval/mean_reward" in line:
-        parts.append(f"eval {_figure(number('eval/mean_reward'))} (best {_figure(progress.best)})")
-    left = progress.left_s()
-    parts.append(clock_text(progress.elapsed_s()) + (f", {clock_text(left)} left" if left is not None else ""))
     return "  ".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -115,9 +116,10 @@ class JsonlRecorder:
         for file in self._files:
             try:
                 file.write()
-                file.close()
             except OSError as error:
-                self._failed(f"closing {file.path}", error)
+                self._failed(f"writing {file.path}", error)
+            finally:
+                file.close()
             lost = file.lost + len(file.pending)
             if lost:
                 _report(f"{file.path}: {lost} flushes could not be written and are lost")
@@ -171,7 +173,8 @@ def _report(message: str) -> None:
     """One line to the log and to stderr, which is where a user looks who configured no log."""
     if logger.hasHandlers():
         logger.error(message)
-    print(f"outrider: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError, ValueError):  # stderr may lie on the same full disk, or be closed
+        print(f"outrider: {message}", file=sys.stderr, flush=True)
 
 
 def read_metrics(path: Path | str) -> list[Line]:
