@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from outrider import durable
@@ -30,7 +31,7 @@ from outrider.recording import (
     TensorboardRecorder,
     read_metrics,
 )
-from outrider.recording.console import clock_text
+from outrider.recording.console import Progress, clock_text, render
 from outrider.recording.metrics import Aggregate, find_metric, markdown
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -415,7 +416,7 @@ def test_without_a_terminal_each_flush_is_one_plain_line():
     assert out.getvalue().isascii()
     assert "\x1b" not in out.getvalue()
     assert "opt 200/1000  env 800  eval 15.0 (best 30.0)  return 41.0  loss 0.125" in lines[1]
-    assert re.match(r"0:00:02 \(0:00:0[78] left\)  opt", lines[1])
+    assert re.match(r"0:00:0\d \(0:00:0\d left\)  opt", lines[1])
     assert "learner waits 25%  actors wait 50%" in lines[1]
     assert "eval" not in lines[2]
 
@@ -455,10 +456,28 @@ def test_on_a_terminal_a_live_display_shows_the_run_and_gives_the_terminal_back(
     recorder.close()
     assert threading.active_count() == before
     text = screen()
-    for part in ("CartPole-v1", "30%", "300", "1,200", "61.5", "best 30.0", "475", "learner 25%  actors 50%", "left"):
+    for part in ("CartPole-v1", "30%", "300", "1,200", "61.5", "best 30.0", "475", "learner 25%  actors 50%"):
         assert part in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize(("width", "n_lines"), [(40, 6), (80, 6), (120, 5), (200, 5)])
+def test_the_live_display_keeps_to_its_lines_whatever_the_width(width, n_lines):
+    progress = Progress(Goals(max_opts=1_000_000, target_score=475.0))
+    for k in (1, 2):
+        progress.update(
+            {**axes(100_000 * k, 9_000_000 * k, 100.0 * k), "eval/mean_reward": -1234.5 * k, "async/learner_wait": 0.5}
+        )
+    out = io.StringIO()
+    Console(file=out, width=width).print(render(progress, "Name-v0 " * 5, width))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == n_lines
+    assert max(len(line) for line in lines) <= min(width, 120)
+    if width > 40:
+        assert re.search(r"0:03:2\d  ≤ 0:1[23]:\d\d left", lines[0])
+        assert "-2,469  best -1,234 / 475" in out.getvalue()
+        assert "200,000 / 1M" in out.getvalue()
 
 
 def test_output_of_the_run_appears_above_the_live_display(terminal, monkeypatch):
@@ -491,6 +510,15 @@ def test_the_time_left_follows_the_goal_that_is_reached_first():
     assert goals.fraction(900, 800, 10.0) == 0.9
     assert goals.fraction(900, 800, 500.0) == 1.0
     assert Goals(target_score=1.0).fraction(1, 1, 1) is None
+
+
+def test_an_evaluation_without_a_score_is_never_the_best():
+    out = io.StringIO()
+    recorder = ConsoleRecorder("plain", file=out)
+    for score in (math.nan, -20.0, math.nan, -30.0):
+        recorder.store({"eval/mean_reward": score})
+        recorder.flush(1)
+    assert [line.split("(best ")[1].split(")")[0] for line in out.getvalue().splitlines()] == ["-", *["-20.0"] * 3]
 
 
 def test_the_clock_counts_hours():

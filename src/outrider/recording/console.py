@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -27,7 +28,6 @@ THREE_COLUMNS = 108
 REFRESH_S = 0.5
 CLOSE_TIMEOUT_S = 5.0
 """For a terminal that takes no output, such as one stopped by Ctrl-S."""
-
 
 PLAIN_FIGURES = (
     ("rollout/ep_rew_mean", "return {:.1f}"),
@@ -86,7 +86,7 @@ class Progress:
         if "time_s" in line:
             self.seen_at = time.monotonic()
         score = line.get("eval/mean_reward")
-        if isinstance(score, int | float) and (self.best is None or score > self.best):
+        if isinstance(score, int | float) and score > (-math.inf if self.best is None else self.best):
             self.best = float(score)
         done = self.fraction()
         if done is not None and (not self.path or done > self.path[-1][1]):
@@ -130,7 +130,7 @@ class ConsoleRecorder(NullRecorder):
 
     Process: the learner.
     Owns: the live display, with a thread that redraws it twice a second, from the first record to `close`.
-    Blocks: never.
+    Blocks: as long as the output does.
     Closes: the display, in `close` or at the exit of the interpreter; the terminal is then as it was.
 
     Args:
@@ -212,6 +212,7 @@ class ConsoleRecorder(NullRecorder):
         atexit.unregister(self.close)
         self._ended.set()
         self._painter.join(CLOSE_TIMEOUT_S)
+        self._progress.path.clear()  # the frame that stays says nothing of time left
         with contextlib.suppress(OSError):
             live.stop()
 
@@ -240,7 +241,7 @@ def render(progress: Progress, title: str, width: int, unicode: bool = True) -> 
     columns = 3 if width >= THREE_COLUMNS else 2
     figures = Table.grid(expand=True, padding=(0, 1))
     for _ in range(columns):
-        figures.add_column(width=14, style="dim", no_wrap=True)
+        figures.add_column(width=10, style="dim", no_wrap=True)
         figures.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     cells = _cells(progress)
     for at in range(0, len(cells), columns):
@@ -262,14 +263,14 @@ def _cells(progress: Progress) -> list[tuple[str, Text]]:
         score.append(f" / {goals.target_score:g}", "dim")
     waits = [("learner", number("async/learner_wait")), ("actors", progress.actors_wait())]
     waiting = Text("  ".join(f"{who} {part:.0%}" for who, part in waits if part is not None) or "-")
-    loss = number("train/loss")
+    loss, per_insert = number("train/loss"), number("async/samples_per_insert")
     cells = [
         ("opt steps", _counter(number("opt_steps"), number("async/opt_steps_per_s"), goals.max_opts)),
         ("env steps", _counter(number("env_steps"), number("time/fps"), goals.max_env_steps)),
         ("return", _returns(progress)),
         ("evaluation", score),
         ("loss", Text(_figure(number("train/critic_loss") if loss is None else loss))),
-        ("samples/insert", Text(_figure(number("async/samples_per_insert")))),
+        ("per insert", Text("-" if per_insert is None else f"{_figure(per_insert)} samples")),
         ("waiting", waiting),
     ]
     skipped = number("train/skipped_updates")
@@ -281,7 +282,7 @@ def _cells(progress: Progress) -> list[tuple[str, Text]]:
 def _counter(value: float | None, per_s: float | None, goal: float | None) -> Text:
     text = Text(f"{value or 0:,.0f}")
     if goal:
-        text.append(f" / {goal:,.0f}", "dim")
+        text.append(f" / {goal / 1e6:g}M" if goal >= 1e6 else f" / {goal:,.0f}", "dim")
     if per_s is not None:
         text.append(f"  {per_s:,.0f}/s", "dim")
     return text
@@ -325,4 +326,6 @@ def _figure(value: float | None) -> str:
         return "-"
     if value == 0 or value != value:
         return f"{value:g}"
-    return f"{value:,.1f}" if 10 <= abs(value) < 1e6 else f"{value:.3g}"
+    if 1e3 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if 10 <= abs(value) < 1e3 else f"{value:.3g}"
