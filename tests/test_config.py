@@ -277,9 +277,7 @@ def test_a_wrong_section_is_refused_with_its_dotted_key(section: object, message
 def test_a_section_of_a_family_without_default_must_name_its_class() -> None:
     expected = "other.class: expected one of inner, outer or an import path such as my_package.my_module:MyConfig"
     assert refusal(lambda: Holder.from_dict({"other": {"lr": 1}})) == f"{expected}, got nothing"
-    assert refusal(lambda: Holder.from_dict({"other": {"class": "inner", "lr": 0}})).startswith(
-        "other.lr: expected a p"
-    )
+    assert refusal(lambda: Holder.from_dict({"other": {"class": "inner", "lr": 0}})).startswith("other.lr: ")
     assert Holder.from_dict({"other": None}).other is None
 
 
