@@ -68,7 +68,7 @@ class Config:
 
     def save(self, path: Path | str) -> None:
         """Write a YAML file that loads as an equal config, atomically; the directory must exist."""
-        write_atomically(Path(path), dump_yaml({"format_version": FORMAT_VERSION, **self.to_dict()}))
+        write_atomically(Path(path), self.to_yaml())
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str = "") -> Self:
@@ -86,6 +86,10 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Plain values by field name, None included; sections of a :class:`Family` with their ``class``."""
         return _to_dict(self)
+
+    def to_yaml(self) -> str:
+        """What :meth:`save` writes."""
+        return dump_yaml({"format_version": FORMAT_VERSION, **self.to_dict()})
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
@@ -184,6 +188,12 @@ def write_atomically(path: Path, text: str) -> None:
         aside.unlink(missing_ok=True)
 
 
+def did_you_mean(name: Any, known: Iterable[str]) -> str:
+    """A remark that names the nearest of the known names; empty if none is near."""
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
 def field_types(cls: type) -> dict[str, Any]:
     """Resolved annotations of the fields of a dataclass that its constructor takes, in order."""
     hints = typing.get_type_hints(cls, include_extras=True)
@@ -207,7 +217,9 @@ def _build(cls: type, data: Any, where: str) -> Any:
         validators = _validators(cls)
         for key in data:
             if key not in validators:
-                raise ConfigError(str(key), f"one of {_join(validators)}", f"an unknown key{_meant(key, validators)}")
+                raise ConfigError(
+                    str(key), f"one of {_join(validators)}", f"an unknown key{did_you_mean(key, validators)}"
+                )
         for field in dataclasses.fields(cls):
             missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
             if missing and field.name in validators and field.name not in data:
@@ -346,13 +358,8 @@ def _join(names: Iterable[str]) -> str:
     return ", ".join(names) or "nothing at all"
 
 
-def _meant(name: Any, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(str(name), list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
 def _suggest(name: Any, known: Iterable[str]) -> str:
-    return f"{_show(name)}{_meant(name, known)}"
+    return f"{_show(name)}{did_you_mean(name, known)}"
 
 
 def _show(value: Any) -> str:
