@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from outrider.config import Config
 from outrider.errors import ConfigError
-from outrider.run_config import RunConfig, default_run_dir, load_preset, override, parse_overrides
+from outrider.run_config import RunConfig, load_preset, override, parse_overrides
 
 HERE = __name__
 
@@ -196,8 +195,3 @@ def test_a_name_that_is_neither_preset_nor_file_is_refused(tmp_path: Path) -> No
     assert text.endswith(", or the path of a YAML file, got 'cartpol-dqn' (did you mean cartpole-dqn?)")
     missing = tmp_path / "x.yaml"
     assert refusal(lambda: load_preset(missing)) == f"{missing}: expected a YAML file, got no file at that path"
-
-
-def test_a_run_without_a_directory_is_named_after_what_it_does() -> None:
-    now = datetime.datetime(2026, 1, 2, 3, 4, 5)
-    assert default_run_dir(run(), now) == Path("runs/my-Own-Env-v0-Learner-20260102-030405")

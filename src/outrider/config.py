@@ -30,6 +30,7 @@ from typing import Annotated, Any, Self, Union, cast
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, core_schema
 
+from outrider.durable import replace_text
 from outrider.errors import ConfigError
 from outrider.strict_yaml import dump_yaml, read_yaml
 
@@ -68,7 +69,7 @@ class Config:
 
     def save(self, path: Path | str) -> None:
         """Write a YAML file that loads as an equal config, atomically; the directory must exist."""
-        write_atomically(Path(path), self.to_yaml())
+        replace_text(Path(path), self.to_yaml())
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str = "") -> Self:
@@ -173,19 +174,6 @@ def without_version(data: Mapping[str, Any]) -> dict[str, Any]:
     version = values.pop("format_version", FORMAT_VERSION)
     require(version == FORMAT_VERSION, "format_version", str(FORMAT_VERSION), version)
     return values
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file by one with this text: after a crash there is the old or the new one, never half of it."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:

@@ -9,8 +9,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +49,7 @@ class RunConfig(Config):
         evaluator: How the agent is scored: ``default``.
         recorder: What is written and shown: ``default``.
         seed: The one seed that all others come from, >= 0.
-        run_dir: Directory of the run, new or empty; None: see :func:`default_run_dir`.
+        run_dir: Directory of the run, new or empty; None: :func:`outrider.run_dir.default_path` makes one.
     """
 
     env: Annotated[EnvConfig, ENVS]
@@ -177,14 +175,6 @@ def override(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
             raise _unknown(key, families, result)
         result = _with(result, key.split("."), value, key)
     return result
-
-
-def default_run_dir(config: RunConfig, now: datetime.datetime) -> Path:
-    """Where a run without ``run_dir`` goes: ``runs/<env>-<agent>-<date>-<time>``."""
-    env = str(getattr(config.env, "id", None) or type(config.env).__name__)
-    agent = AGENTS.name_of(type(config.agent)).rpartition(":")[2]
-    name = re.sub(r"[^A-Za-z0-9_.]+", "-", f"{env}-{agent}").strip("-.")
-    return Path("runs") / f"{name}-{now:%Y%m%d-%H%M%S}"
 
 
 def _flatten(overrides: Mapping[str, Any], families: Mapping[str, Family | None]) -> Iterable[tuple[str, Any]]:
