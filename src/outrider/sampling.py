@@ -1,0 +1,396 @@
+"""(1) Step processors, which turn steps into items, and the Sampler, which makes the steps.
+
+One assembler for every actor and for the synchronous trainer: :meth:`Sampler.sample_and_push`.
+
+**Process:** each actor, or the learner's in synchronous mode. **Owns:** the arrays of the items; the current
+observation. **Blocks:** where the environment, the policy or the buffer does. **Closes:** nothing: who built the
+environment closes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from outrider.config import Config, require
+from outrider.core import Env, EnvSpec, ExperienceBuffer, Policy, StepProcessor
+from outrider.data import Array, Episode, Field, Items, Layout, Obs, Step, leaves
+from outrider.errors import LayoutMismatch, UnsupportedSpace
+from outrider.spaces import act_field, obs_fields
+
+
+def transition_layout(env_spec: EnvSpec) -> Layout:
+    """Layout of transition rows.
+
+    ==================  ======================================================================================
+    column              meaning
+    ==================  ======================================================================================
+    ``obs`` (``obs.*``)  the state it starts in
+    ``act``             the action taken there, discrete ones counted from 0
+    ``reward``          float32; for n steps their discounted sum, computed in float64
+    ``next_obs``        the true successor, ``n_steps`` later, never an observation of a reset
+    ``terminated``      bool: there is nothing after ``next_obs``
+    ``truncated``       bool: the episode was cut at ``next_obs``; its value still counts
+    ``n_steps``         int32: steps really taken, k; whoever bootstraps discounts by ``gamma**k``
+    ``model_version``   int64: version of the model that chose ``act``
+    ==================  ======================================================================================
+
+    Raises:
+        UnsupportedSpace: A space that cannot be stored.
+    """
+    obs_space = env_spec.observation_space
+    return Layout(
+        "transitions",
+        (
+            *obs_fields(obs_space, "obs"),
+            act_field(env_spec.action_space),
+            Field("reward", (), np.dtype(np.float32)),
+            *obs_fields(obs_space, "next_obs"),
+            Field("terminated", (), np.dtype(np.bool_)),
+            Field("truncated", (), np.dtype(np.bool_)),
+            Field("n_steps", (), np.dtype(np.int32)),
+            Field("model_version", (), np.dtype(np.int64)),
+        ),
+    )
+
+
+def frame_layout(env_spec: EnvSpec) -> Layout:
+    """Layout of a frame stream: every frame once, in the order of time within each environment.
+
+    An entry is a frame, the action taken at it and the reward that this brought. The last frame of an episode is an
+    entry of its own, the only one with ``terminated`` or ``truncated`` set; its ``act`` and ``reward`` are 0 and mean
+    nothing. So an episode of T steps is T + 1 entries, and its transitions start at the entries without a flag.
+    ``is_first`` marks the first frame of an episode; stacks that reach before it are filled with zeros.
+
+    Raises:
+        UnsupportedSpace: The observation is no stack of frames.
+    """
+    space, stack = env_spec.observation_space, env_spec.frame_stack
+    if stack < 1 or not isinstance(space, spaces.Box) or not space.shape or space.shape[0] != stack:
+        expected = "a Box of stacked frames (EnvSpec.frame_stack along its first axis)"
+        raise UnsupportedSpace("env.observation_space", expected, f"{space} with frame_stack={stack}")
+    (stacked,) = obs_fields(space)
+    return Layout(
+        "frames",
+        (
+            Field("frame", stacked.shape[1:], stacked.dtype),
+            Field("is_first", (), np.dtype(np.bool_)),
+            act_field(env_spec.action_space),
+            Field("reward", (), np.dtype(np.float32)),
+            Field("terminated", (), np.dtype(np.bool_)),
+            Field("truncated", (), np.dtype(np.bool_)),
+            Field("env", (), np.dtype(np.int32)),
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimpleStepProcessorConfig(Config):
+    """One transition per env step."""
+
+    def layout(self, env_spec: EnvSpec) -> Layout:
+        """See :func:`transition_layout`."""
+        return transition_layout(env_spec)
+
+    def build(self, env_spec: EnvSpec, n_envs: int) -> SimpleStepProcessor:
+        """Build one for n environments."""
+        return SimpleStepProcessor(self.layout(env_spec), n_envs)
+
+
+class SimpleStepProcessor:
+    """Each valid step of each environment becomes a row."""
+
+    def __init__(self, layout: Layout, n_envs: int) -> None:
+        # The first observation of the next rows is written when these rows are complete: hence two blocks.
+        self._blocks = [_Rows(layout, n_envs) for _ in range(2)]
+        for block in self._blocks:
+            block.columns["n_steps"][:] = 1
+        self._n = n_envs
+
+    def reset(self, init_obs: Obs) -> None:
+        """Begin with these first observations ``[n_envs, ...]``."""
+        self._blocks[0].put_obs("obs", init_obs)
+
+    def process(self, step: Step) -> Items | None:
+        """The rows ``[m]`` of this step, m <= n_envs; they hold until the next call but one."""
+        block, following = self._blocks
+        block.put_obs("next_obs", step.obs)
+        block.act[:] = step.act
+        block.reward[:] = step.reward
+        block.terminated[:] = step.terminated
+        block.truncated[:] = step.truncated
+        block.model_version[:] = step.model_version
+        following.put_obs("obs", step.init_obs)
+        self._blocks = [following, block]
+        return _valid_rows(block.rows, step.valid, self._n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NStepProcessorConfig(Config):
+    """Transitions over up to n steps; shorter ones at the end of an episode, so that every state starts one.
+
+    Attributes:
+        n_steps: n, at least 1.
+        gamma: Discount of the rewards within a transition; the agent's, which discounts the bootstrap by gamma**k.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    n_steps: int = 3
+    gamma: float = 0.99
+
+    def __post_init__(self) -> None:
+        require(self.n_steps >= 1, "n_steps", "at least 1", self.n_steps)
+        require(0.0 <= self.gamma <= 1.0, "gamma", "a number in [0, 1]", self.gamma)
+
+    def layout(self, env_spec: EnvSpec) -> Layout:
+        """See :func:`transition_layout`."""
+        return transition_layout(env_spec)
+
+    def build(self, env_spec: EnvSpec, n_envs: int) -> NStepProcessor:
+        """Build one for n environments."""
+        return NStepProcessor(self.layout(env_spec), n_envs, self.n_steps, self.gamma)
+
+
+class NStepProcessor:
+    """A sliding window over each environment's last n steps, which never reaches beyond the end of an episode.
+
+    The row that starts at s_t after k steps holds ``sum_{i<k} gamma**i r_{t+i}`` (float64 until it is stored) and
+    s_{t+k}: k = n, or less where the episode terminated or was truncated (Sutton & Barto, 2nd ed., eq. 7.1 without
+    the bootstrap).
+
+    Step t is written to slot ``t % n``, for all environments alike. An environment's open starts are those in the
+    last ``pending`` slots: a reset that takes a step of its own finds none open.
+    """
+
+    def __init__(self, layout: Layout, n_envs: int, n_steps: int, gamma: float) -> None:
+        self._n, self._n_envs = n_steps, n_envs
+        self._starts = [_Rows(layout, n_envs) for _ in range(n_steps)]
+        self._out = _Rows(layout, n_envs * n_steps)
+        self._sums = np.zeros((n_steps, n_envs), np.float64)
+        ages = (np.arange(n_steps)[:, None] - np.arange(n_steps)) % n_steps  # of slot s (column) when t % n is the row
+        self._discounts = (float(gamma) ** ages)[:, :, None]
+        self._pending = np.zeros(n_envs, np.int64)
+        self._t = 0
+
+    def reset(self, init_obs: Obs) -> None:
+        """Begin with these first observations ``[n_envs, ...]``; open windows are dropped."""
+        self._pending[:] = 0
+        self._starts[self._t].put_obs("obs", init_obs)
+
+    def process(self, step: Step) -> Items | None:
+        """Rows ``[m]`` that this step completed, those of an environment in order of time; None if there are none."""
+        t, pending = self._t, self._pending
+        self._starts[t].act[:] = step.act
+        self._starts[t].model_version[:] = step.model_version
+        self._sums[t] = 0.0
+        self._sums += self._discounts[t] * step.reward
+        pending += step.valid
+        pending *= step.valid
+        full = pending == self._n
+        m = self._write(step, full, self._n, 0)
+        ended = (step.terminated | step.truncated) & step.valid
+        if np.count_nonzero(ended):
+            for k in range(self._n - 1, 0, -1):
+                m = self._write(step, ended & (pending >= k), k, m)
+        pending -= full
+        pending[ended] = 0
+        self._t = (t + 1) % self._n
+        self._starts[self._t].put_obs("obs", step.init_obs)
+        return self._out.rows[:m] if m else None
+
+    def _write(self, step: Step, which: Array, k: int, at: int) -> int:
+        """Write the rows of k steps that end with this one, from row `at` on; returns the row after them."""
+        m = int(np.count_nonzero(which))
+        if not m:
+            return at
+        rows: Array | slice = slice(None) if m == self._n_envs else np.flatnonzero(which)
+        slot = (self._t - k + 1) % self._n
+        start, out, to = self._starts[slot], self._out, slice(at, at + m)
+        for name in start.obs_names:
+            out.columns[name][to] = start.columns[name][rows]
+        for name, part in leaves(step.obs, "next_obs"):
+            out.columns[name][to] = part[rows]
+        out.act[to] = start.act[rows]
+        out.reward[to] = self._sums[slot, rows]
+        out.terminated[to] = step.terminated[rows]
+        out.truncated[to] = step.truncated[rows]
+        out.columns["n_steps"][to] = k
+        out.model_version[to] = start.model_version[rows]
+        return at + m
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameStreamProcessorConfig(Config):
+    """A stream of single frames, for a replay buffer that stores each frame once and stacks them when it samples."""
+
+    def layout(self, env_spec: EnvSpec) -> Layout:
+        """See :func:`frame_layout`."""
+        return frame_layout(env_spec)
+
+    def build(self, env_spec: EnvSpec, n_envs: int) -> FrameStreamProcessor:
+        """Build one for n environments."""
+        return FrameStreamProcessor(self.layout(env_spec), n_envs)
+
+
+class FrameStreamProcessor:
+    """The newest frame of each environment's stack, and the last frame of each episode; see :func:`frame_layout`."""
+
+    def __init__(self, layout: Layout, n_envs: int) -> None:
+        # Rows 0 to n-1: one per environment; from n on: last frames. The next rows' frames are written when these
+        # rows are complete: hence two blocks.
+        self._n = n_envs
+        self._blocks = [_Rows(layout, 2 * n_envs) for _ in range(2)]
+        for block in self._blocks:
+            block.columns["env"][:n_envs] = np.arange(n_envs)
+
+    def reset(self, init_obs: Obs) -> None:
+        """Begin with these first observations ``[n_envs, frame_stack, ...]``."""
+        self._begin(self._blocks[0], init_obs, True)
+
+    def process(self, step: Step) -> Items | None:
+        """The entries ``[m]`` of this step, m <= 2 * n_envs; they hold until the next call but one."""
+        block, following = self._blocks
+        n = self._n
+        block.act[:n] = step.act
+        block.reward[:n] = step.reward
+        ended = np.flatnonzero((step.terminated | step.truncated) & step.valid)
+        m = n + len(ended)
+        if len(ended):
+            self._put_last(block, step, ended)
+        self._begin(following, step.init_obs, step.terminated | step.truncated | ~step.valid)
+        self._blocks = [following, block]
+        valid = np.concatenate([step.valid, np.ones(len(ended), np.bool_)]) if len(ended) else step.valid
+        return _valid_rows(block.rows[:m], valid, m)
+
+    def _begin(self, block: _Rows, init_obs: Obs, is_first: Array | bool) -> None:
+        assert not isinstance(init_obs, dict)
+        block.columns["frame"][: self._n] = init_obs[:, -1]
+        block.columns["is_first"][: self._n] = is_first
+
+    def _put_last(self, block: _Rows, step: Step, ended: Array) -> None:
+        assert not isinstance(step.obs, dict)
+        to = slice(self._n, self._n + len(ended))
+        block.rows[to] = np.zeros((), block.rows.dtype)
+        block.columns["frame"][to] = step.obs[ended, -1]
+        block.terminated[to] = step.terminated[ended]
+        block.truncated[to] = step.truncated[ended]
+        block.columns["env"][to] = ended
+
+
+class _Rows:
+    """A block of rows of one layout, with its columns as views."""
+
+    def __init__(self, layout: Layout, n: int) -> None:
+        self.rows: Array = np.zeros(n, layout.record_dtype())
+        self.columns: dict[str, Array] = {name: self.rows[name] for name in layout.names}
+        self.obs_names = tuple(name for name in layout.names if name.split(".")[0] == "obs")
+        self.act, self.reward = self.columns["act"], self.columns["reward"]
+        self.terminated, self.truncated = self.columns["terminated"], self.columns["truncated"]
+        if layout.kind == "transitions":
+            self.model_version = self.columns["model_version"]
+
+    def put_obs(self, name: str, obs: Obs) -> None:
+        """Copy the observations of all environments into the column(s) of this name."""
+        if isinstance(obs, dict):
+            for column, part in leaves(obs, name):
+                self.columns[column][:] = part
+        else:
+            self.columns[name][:] = obs
+
+
+def _valid_rows(rows: Array, valid: Array, n: int) -> Array | None:
+    m = np.count_nonzero(valid)
+    if m == n:
+        return rows
+    return rows[valid] if m else None
+
+
+_NO_EPISODES: tuple[Episode, ...] = ()
+
+
+class Sampler:
+    """Steps the environments with the policy and pushes what the step processor makes of it.
+
+    Args:
+        env: Stepped, but not closed.
+        policy: Chooses the actions.
+        processor: Its items go to the buffer.
+        layout: Layout of the items; the first action is compared with its column ``act``. None: no comparison.
+
+    Attributes:
+        env_steps: Valid single-environment steps so far.
+        episodes: Finished episodes so far.
+    """
+
+    def __init__(self, env: Env, policy: Policy, processor: StepProcessor, layout: Layout | None = None) -> None:
+        self._env, self._policy, self._processor = env, policy, processor
+        self._unchecked = layout
+        self._obs: Obs | None = None
+        self._returns = np.zeros(env.n_envs, np.float64)
+        self._lengths = np.zeros(env.n_envs, np.int64)
+        self.env_steps = 0
+        self.episodes = 0
+
+    def reset(self) -> None:
+        """Start an episode in every environment; open ones are forgotten."""
+        self._returns[:] = 0.0
+        self._lengths[:] = 0
+        self._obs = self._env.reset()
+        self._processor.reset(self._obs)
+
+    def sample_and_push(self, buffer: ExperienceBuffer, model_version: int) -> Sequence[Episode]:
+        """Make one step in every environment and push its items.
+
+        Args:
+            buffer: Takes the items.
+            model_version: Version of the model that the policy acts with.
+
+        Returns:
+            Episodes that ended with this step.
+
+        Raises:
+            LayoutMismatch: The policy's first action has another shape or dtype than the layout says.
+        """
+        if self._obs is None:
+            self.reset()
+            assert self._obs is not None
+        act = self._policy.sample(self._obs)
+        if self._unchecked is not None:
+            _require_act(act, self._unchecked, self._env.n_envs)
+            self._unchecked = None
+        step = self._env.step(act)
+        step.model_version = model_version
+        items = self._processor.process(step)
+        if items is not None:
+            buffer.push(items)
+        self._obs = step.init_obs
+        return self._count(step)
+
+    def _count(self, step: Step) -> Sequence[Episode]:
+        reward = step.reward if step.raw_reward is None else step.raw_reward
+        self.env_steps += int(np.count_nonzero(step.valid))
+        self._returns += reward
+        self._lengths += step.valid
+        if not (np.count_nonzero(step.terminated) or np.count_nonzero(step.truncated)):
+            return _NO_EPISODES
+        ended = np.flatnonzero(step.terminated | step.truncated).tolist()
+        episodes = [Episode(float(self._returns[i]), int(self._lengths[i]), i) for i in ended]
+        self._returns[ended] = 0.0
+        self._lengths[ended] = 0
+        self.episodes += len(episodes)
+        return episodes
+
+
+def _require_act(act: Any, layout: Layout, n_envs: int) -> None:
+    field = next(f for f in layout.fields if f.name == "act")
+    expected = f"{[n_envs, *field.shape]} {field.dtype}"
+    if not isinstance(act, np.ndarray):
+        raise LayoutMismatch(f"actions: expected an array {expected} from the policy, got {type(act).__name__}")
+    if act.shape != (n_envs, *field.shape) or act.dtype != field.dtype:
+        raise LayoutMismatch(f"actions: expected {expected} from the policy, got {list(act.shape)} {act.dtype}")
