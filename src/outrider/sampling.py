@@ -108,25 +108,24 @@ class SimpleStepProcessor:
         # The first observation of the next rows is written when these rows are complete: hence two blocks.
         self._blocks = [_Rows(layout, n_envs) for _ in range(2)]
         for block in self._blocks:
-            block.columns["n_steps"][:] = 1
-        self._n = n_envs
+            block.columns["n_steps"][...] = 1
 
     def reset(self, init_obs: Obs) -> None:
         """Begin with these first observations ``[n_envs, ...]``."""
         self._blocks[0].put_obs("obs", init_obs)
 
     def process(self, step: Step) -> Items | None:
-        """The rows ``[m]`` of this step, m <= n_envs; they hold until the next call but one."""
+        """The rows ``[m]`` of this step, m <= n_envs; they hold until the next call."""
         block, following = self._blocks
         block.put_obs("next_obs", step.obs)
-        block.act[:] = step.act
-        block.reward[:] = step.reward
-        block.terminated[:] = step.terminated
-        block.truncated[:] = step.truncated
-        block.model_version[:] = step.model_version
+        block.act[...] = step.act
+        block.reward[...] = step.reward
+        block.terminated[...] = step.terminated
+        block.truncated[...] = step.truncated
+        block.put_version(step.model_version)
         following.put_obs("obs", step.init_obs)
         self._blocks = [following, block]
-        return _valid_rows(block.rows, step.valid, self._n)
+        return _valid_rows(block.rows, step.valid)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,54 +163,81 @@ class NStepProcessor:
     s_{t+k}: k = n, or less where the episode terminated or was truncated (Sutton & Barto, 2nd ed., eq. 7.1 without
     the bootstrap).
 
-    Step t is written to slot ``t % n``, for all environments alike. An environment's open starts are those in the
-    last ``pending`` slots: a reset that takes a step of its own finds none open.
+    Step t is written to slot ``t % (n + 1)``, for all environments alike. An environment's open starts are those in
+    the last ``pending`` slots: a reset that takes a step of its own finds none open. While all windows are full, the
+    slot of step t - n + 1 is the block of rows that is handed out, without a copy; else the rows are gathered.
     """
 
     def __init__(self, layout: Layout, n_envs: int, n_steps: int, gamma: float) -> None:
-        self._n, self._n_envs = n_steps, n_envs
-        self._starts = [_Rows(layout, n_envs) for _ in range(n_steps)]
-        self._out = _Rows(layout, n_envs * n_steps)
-        self._sums = np.zeros((n_steps, n_envs), np.float64)
-        ages = (np.arange(n_steps)[:, None] - np.arange(n_steps)) % n_steps  # of slot s (column) when t % n is the row
+        slots = n_steps + 1  # one more, since the next start is written while a block is handed out
+        self._n, self._n_envs, self._slots = n_steps, n_envs, slots
+        self._starts = [_Rows(layout, n_envs) for _ in range(slots)]
+        for block in self._starts:
+            block.columns["n_steps"][...] = n_steps
+        self._gathered = _Rows(layout, n_envs * n_steps)
+        self._sums = np.zeros((slots, n_envs), np.float64)
+        ages = (np.arange(slots)[:, None] - np.arange(slots)) % slots  # of slot s (column) when t is in the row's slot
         self._discounts = (float(gamma) ** ages)[:, :, None]
-        self._pending = np.zeros(n_envs, np.int64)
+        self._pending = [0] * n_envs
+        self._all_but_full = n_steps == 1  # every environment has n - 1 open starts
         self._t = 0
 
     def reset(self, init_obs: Obs) -> None:
         """Begin with these first observations ``[n_envs, ...]``; open windows are dropped."""
-        self._pending[:] = 0
+        self._pending = [0] * self._n_envs
+        self._all_but_full = self._n == 1
         self._starts[self._t].put_obs("obs", init_obs)
 
     def process(self, step: Step) -> Items | None:
         """Rows ``[m]`` that this step completed, those of an environment in order of time; None if there are none."""
-        t, pending = self._t, self._pending
-        self._starts[t].act[:] = step.act
-        self._starts[t].model_version[:] = step.model_version
+        t = self._t
+        start = self._starts[t]
+        start.act[...] = step.act
+        start.put_version(step.model_version)
         self._sums[t] = 0.0
         self._sums += self._discounts[t] * step.reward
-        pending += step.valid
-        pending *= step.valid
-        full = pending == self._n
-        m = self._write(step, full, self._n, 0)
-        ended = (step.terminated | step.truncated) & step.valid
-        if np.count_nonzero(ended):
-            for k in range(self._n - 1, 0, -1):
-                m = self._write(step, ended & (pending >= k), k, m)
-        pending -= full
-        pending[ended] = 0
-        self._t = (t + 1) % self._n
+        ended = True in step.terminated.tolist() or True in step.truncated.tolist()
+        if self._all_but_full and not ended and False not in step.valid.tolist():
+            items: Items | None = self._hand_out(step)
+        else:
+            items = self._gather(step)
+        self._t = (t + 1) % self._slots
         self._starts[self._t].put_obs("obs", step.init_obs)
-        return self._out.rows[:m] if m else None
+        return items
 
-    def _write(self, step: Step, which: Array, k: int, at: int) -> int:
+    def _hand_out(self, step: Step) -> Array:
+        """All windows are full, no episode ended: the block of n - 1 steps ago is complete."""
+        slot = (self._t + 2) % self._slots
+        block = self._starts[slot]
+        block.put_obs("next_obs", step.obs)
+        block.reward[...] = self._sums[slot]
+        block.terminated[...] = False
+        block.truncated[...] = False
+        return block.rows
+
+    def _gather(self, step: Step) -> Array | None:
+        n, valid = self._n, step.valid.tolist()
+        flags = zip(step.terminated.tolist(), step.truncated.tolist(), valid, strict=True)
+        ended = [i for i, (dead, cut, counts) in enumerate(flags) if counts and (dead or cut)]
+        pending = [p + 1 if counts else 0 for p, counts in zip(self._pending, valid, strict=True)]
+        full = [i for i, p in enumerate(pending) if p == n]
+        m = self._write(step, full, n, 0)
+        for k in range(n - 1 if ended else 0, 0, -1):
+            m = self._write(step, [i for i in ended if pending[i] >= k], k, m)
+        for i in full:
+            pending[i] = n - 1
+        for i in ended:
+            pending[i] = 0
+        self._pending = pending
+        self._all_but_full = min(pending) == n - 1
+        return self._gathered.rows[:m] if m else None
+
+    def _write(self, step: Step, rows: list[int], k: int, at: int) -> int:
         """Write the rows of k steps that end with this one, from row `at` on; returns the row after them."""
-        m = int(np.count_nonzero(which))
-        if not m:
+        if not rows:
             return at
-        rows: Array | slice = slice(None) if m == self._n_envs else np.flatnonzero(which)
-        slot = (self._t - k + 1) % self._n
-        start, out, to = self._starts[slot], self._out, slice(at, at + m)
+        slot = (self._t - k + 1) % self._slots
+        start, out, to = self._starts[slot], self._gathered, slice(at, at + len(rows))
         for name in start.obs_names:
             out.columns[name][to] = start.columns[name][rows]
         for name, part in leaves(step.obs, "next_obs"):
@@ -221,8 +247,8 @@ class NStepProcessor:
         out.terminated[to] = step.terminated[rows]
         out.truncated[to] = step.truncated[rows]
         out.columns["n_steps"][to] = k
-        out.model_version[to] = start.model_version[rows]
-        return at + m
+        out.columns["model_version"][to] = start.columns["model_version"][rows]
+        return at + len(rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +280,7 @@ class FrameStreamProcessor:
         self._begin(self._blocks[0], init_obs, True)
 
     def process(self, step: Step) -> Items | None:
-        """The entries ``[m]`` of this step, m <= 2 * n_envs; they hold until the next call but one."""
+        """The entries ``[m]`` of this step, m <= 2 * n_envs; they hold until the next call."""
         block, following = self._blocks
         n = self._n
         block.act[:n] = step.act
@@ -266,7 +292,7 @@ class FrameStreamProcessor:
         self._begin(following, step.init_obs, step.terminated | step.truncated | ~step.valid)
         self._blocks = [following, block]
         valid = np.concatenate([step.valid, np.ones(len(ended), np.bool_)]) if len(ended) else step.valid
-        return _valid_rows(block.rows[:m], valid, m)
+        return _valid_rows(block.rows[:m], valid)
 
     def _begin(self, block: _Rows, init_obs: Obs, is_first: Array | bool) -> None:
         assert not isinstance(init_obs, dict)
@@ -284,7 +310,7 @@ class FrameStreamProcessor:
 
 
 class _Rows:
-    """A block of rows of one layout, with its columns as views."""
+    """A block of rows of one layout, with its columns as views. They are set by ``[...] =``, faster than ``[:] =``."""
 
     def __init__(self, layout: Layout, n: int) -> None:
         self.rows: Array = np.zeros(n, layout.record_dtype())
@@ -292,23 +318,28 @@ class _Rows:
         self.obs_names = tuple(name for name in layout.names if name.split(".")[0] == "obs")
         self.act, self.reward = self.columns["act"], self.columns["reward"]
         self.terminated, self.truncated = self.columns["terminated"], self.columns["truncated"]
-        if layout.kind == "transitions":
-            self.model_version = self.columns["model_version"]
+        self._version = 0
 
     def put_obs(self, name: str, obs: Obs) -> None:
         """Copy the observations of all environments into the column(s) of this name."""
         if isinstance(obs, dict):
             for column, part in leaves(obs, name):
-                self.columns[column][:] = part
+                self.columns[column][...] = part
         else:
-            self.columns[name][:] = obs
+            self.columns[name][...] = obs
+
+    def put_version(self, version: int) -> None:
+        """Fill the column ``model_version``."""
+        if version != self._version:
+            self._version = version
+            self.columns["model_version"][...] = version
 
 
-def _valid_rows(rows: Array, valid: Array, n: int) -> Array | None:
-    m = np.count_nonzero(valid)
-    if m == n:
+def _valid_rows(rows: Array, valid: Array) -> Array | None:
+    flags = valid.tolist()
+    if False not in flags:
         return rows
-    return rows[valid] if m else None
+    return rows[valid] if True in flags else None
 
 
 _NO_EPISODES: tuple[Episode, ...] = ()
@@ -332,15 +363,15 @@ class Sampler:
         self._env, self._policy, self._processor = env, policy, processor
         self._unchecked = layout
         self._obs: Obs | None = None
-        self._returns = np.zeros(env.n_envs, np.float64)
-        self._lengths = np.zeros(env.n_envs, np.int64)
+        self._returns = [0.0] * env.n_envs  # lists: with few environments faster than arrays
+        self._lengths = [0] * env.n_envs
         self.env_steps = 0
         self.episodes = 0
 
     def reset(self) -> None:
         """Start an episode in every environment; open ones are forgotten."""
-        self._returns[:] = 0.0
-        self._lengths[:] = 0
+        self._returns = [0.0] * self._env.n_envs
+        self._lengths = [0] * self._env.n_envs
         self._obs = self._env.reset()
         self._processor.reset(self._obs)
 
@@ -374,15 +405,17 @@ class Sampler:
 
     def _count(self, step: Step) -> Sequence[Episode]:
         reward = step.reward if step.raw_reward is None else step.raw_reward
-        self.env_steps += int(np.count_nonzero(step.valid))
-        self._returns += reward
-        self._lengths += step.valid
-        if not (np.count_nonzero(step.terminated) or np.count_nonzero(step.truncated)):
+        valid = step.valid.tolist()
+        self._returns = [ret + r for ret, r in zip(self._returns, reward.tolist(), strict=True)]
+        self._lengths = [length + v for length, v in zip(self._lengths, valid, strict=True)]
+        self.env_steps += sum(valid)
+        terminated, truncated = step.terminated.tolist(), step.truncated.tolist()
+        if True not in terminated and True not in truncated:
             return _NO_EPISODES
-        ended = np.flatnonzero(step.terminated | step.truncated).tolist()
-        episodes = [Episode(float(self._returns[i]), int(self._lengths[i]), i) for i in ended]
-        self._returns[ended] = 0.0
-        self._lengths[ended] = 0
+        ended = [i for i in range(len(valid)) if terminated[i] or truncated[i]]
+        episodes = [Episode(self._returns[i], self._lengths[i], i) for i in ended]
+        for i in ended:
+            self._returns[i], self._lengths[i] = 0.0, 0
         self.episodes += len(episodes)
         return episodes
 

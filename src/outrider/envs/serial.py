@@ -39,6 +39,7 @@ class SerialEnv:
         self._act_dtype = act_field(self.action_space).dtype
         self._discrete = isinstance(self.action_space, spaces.Discrete)
         self._start = action_start(self.action_space)
+        self._as_it_is = self._discrete and not self._start  # rows are numbers then, which nobody can change
         n = self.n_envs
         self._obs, self._init_obs = empty_obs(self.observation_space, n), empty_obs(self.observation_space, n)
         self._reward = np.zeros(n, np.float64)
@@ -63,19 +64,18 @@ class SerialEnv:
     def step(self, act: Array) -> Step:
         """Apply actions ``[n_envs, ...]``, discrete ones counted from 0; see :meth:`outrider.core.Env.step`."""
         obs, reward, terminated, truncated = self._obs, self._reward, self._terminated, self._truncated
+        own = act if self._as_it_is else self._own_actions(act)
         ended: list[int] = []
-        for i, (env, action) in enumerate(zip(self._envs, self._actions(act), strict=True)):
-            last, reward[i], dead, cut, _ = env.step(action)
-            _put(obs, i, last)
+        for i, env in enumerate(self._envs):
+            last, reward[i], dead, cut, _ = env.step(own[i])
+            if isinstance(obs, dict):
+                _put(obs, i, last)
+            else:
+                obs[i] = last
             terminated[i], truncated[i] = dead, cut
             if dead or cut:
                 ended.append(i)
-        init_obs = obs
-        if ended:
-            init_obs = self._init_obs
-            copy_obs(obs, init_obs)
-            for i in ended:
-                _put(init_obs, i, self._envs[i].reset()[0])
+        init_obs = self._reset_ended(ended) if ended else obs
         return Step(act, obs, init_obs, reward, terminated, truncated, self._valid)
 
     def close(self) -> None:
@@ -84,12 +84,16 @@ class SerialEnv:
         for env in envs:
             env.close()
 
-    def _actions(self, act: Array) -> list[Any]:
+    def _reset_ended(self, ended: Sequence[int]) -> Obs:
+        copy_obs(self._obs, self._init_obs)
+        for i in ended:
+            _put(self._init_obs, i, self._envs[i].reset()[0])
+        return self._init_obs
+
+    def _own_actions(self, act: Array) -> Array | list[Array]:
         """What each environment gets: its own, in the dtype and the numbers of its action space."""
-        if self._discrete:
-            return list(act + self._start) if self._start else list(act)
         own = np.array(act, self._act_dtype) + self._start
-        return [own[i, ...] for i in range(self.n_envs)]
+        return [own[i, ...] for i in range(self.n_envs)] if own.ndim == 1 and not self._discrete else own
 
     def _require_equal_spaces(self) -> None:
         for env in self._envs[1:]:
