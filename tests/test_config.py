@@ -28,6 +28,14 @@ class Inner(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Other(Config):
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.temperature > 0, "temperature", "a positive number", self.temperature)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outer(Config):
     capacity: int
     gamma: float = 0.99
@@ -38,6 +46,7 @@ class Outer(Config):
     entropy: float | Literal["auto"] = "auto"
     inner: Inner = field(default_factory=Inner)
     maybe: Inner | None = None
+    either: Inner | Other = field(default_factory=Inner)
     kwargs: dict[str, Any] = field(default_factory=dict)
     path: Path = Path("runs")
 
@@ -97,6 +106,10 @@ def refusal(build: Callable[[], object]) -> str:
         ({"maybe": {"lr": -1}}, "maybe.lr: expected a positive number, got -1.0"),
         ({"maybe": {"lrr": 1}}, "maybe.lrr: expected one of lr, name, got an unknown key (did you mean lr?)"),
         ({"maybe": {"lr": "x"}}, "maybe.lr: expected a number, got 'x'"),
+        ({"either": {"temperature": -1}}, "either.temperature: expected a positive number, got -1.0"),
+        ({"either": {"temperature": "x"}}, "either.temperature: expected a number, got 'x'"),
+        ({"either": {"lr": 0}}, "either.lr: expected a positive number, got 0.0"),
+        ({"either": {"zzz": 0}}, "either.zzz: expected one of lr, name or one of temperature, got an unknown key"),
         ({"inner": {"nome": "x"}}, "inner.nome: expected one of lr, name, got an unknown key (did you mean name?)"),
         ({"kwargs": [1]}, "kwargs: expected a mapping, got [1]"),
         ({"path": 3}, "path: expected a string, got 3"),
@@ -147,6 +160,7 @@ def test_plain_values_from_python_are_taken_like_those_from_yaml() -> None:
             entropy=1e-7,
             inner=Inner(lr=1e-30, name="no"),
             maybe=Inner(name="12:30"),
+            either=Other(temperature=2.0),
             kwargs={"a": {"b": [1, {"c": None}], "d": "0x10"}, "e": "", "f": "null", "on": "~", "g": "a: b # c"},
             path=Path("/tmp/a b"),
         ),

@@ -72,7 +72,7 @@ def test_the_top_level_keys_are_those_of_the_design() -> None:
         ({"agent__batch_size": 1001}, "agent.batch_size: expected at most trainer.warmup_period (1000), got 1001"),
         (
             {"step_processor": {"class": f"{HERE}:Summing", "gamma": 0.5}},
-            "step_processor.gamma: expected agent.gamma (0.9), or null for that, got 0.5",
+            "step_processor.gamma: expected agent.gamma (0.9), got 0.5",
         ),
         (
             {"agent": f"{HERE}:OwnAgent", "step_processor": f"{HERE}:Summing"},
@@ -98,6 +98,15 @@ def test_a_step_processor_takes_the_discount_of_the_agent() -> None:
     assert run(step_processor=f"{HERE}:Summing").step_processor == Summing(gamma=0.9)
     same = run(step_processor={"class": f"{HERE}:Summing", "gamma": 0.9})
     assert same.step_processor == Summing(gamma=0.9)
+
+
+def test_what_is_left_out_is_the_default_and_written_by_its_short_name() -> None:
+    sections = run().to_dict()
+    assert {name: sections[name]["class"] for name in ("step_processor", "evaluator", "recorder")} == {
+        "step_processor": "simple",
+        "evaluator": "default",
+        "recorder": "default",
+    }
 
 
 def test_own_classes_are_checked_only_as_far_as_they_have_the_fields() -> None:

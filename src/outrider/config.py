@@ -20,6 +20,7 @@ import functools
 import importlib
 import json
 import os
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -97,6 +98,10 @@ class Config:
         return core_schema.no_info_plain_validator_function(lambda value: _build(cls, value, ""))
 
 
+class _UnknownKey(ConfigError):
+    """A key that a class does not have."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Family:
     """The classes a section may hold, by short name; any other by import path. Annotates a field.
@@ -157,8 +162,11 @@ class Family:
 
     def name_of(self, cls: type) -> str:
         """The short name of a class, else its import path."""
-        path = _import_path(cls)
-        return next((name for name, known in self.classes.items() if known == path), path)
+        for name, path in self.classes.items():  # a class may be known by the package that shows it
+            module, _, attribute = path.partition(":")
+            if getattr(sys.modules.get(module), attribute, None) is cls:
+                return name
+        return _import_path(cls)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(self.build)
@@ -205,9 +213,8 @@ def _build(cls: type, data: Any, where: str) -> Any:
         validators = _validators(cls)
         for key in data:
             if key not in validators:
-                raise ConfigError(
-                    str(key), f"one of {_join(validators)}", f"an unknown key{did_you_mean(key, validators)}"
-                )
+                got = f"an unknown key{did_you_mean(key, validators)}"
+                raise _UnknownKey(str(key), f"one of {_join(validators)}", got)
         for field in dataclasses.fields(cls):
             missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
             if missing and field.name in validators and field.name not in data:
@@ -256,16 +263,21 @@ def _validate(name: str, validator: Callable[[Any], Any], value: Any) -> Any:
 
 def _explain(errors: list[ErrorDetails], data: Any) -> ConfigError:
     """One ConfigError for what pydantic found: the deepest key of the first wrong value, all that it may be."""
-    keys = [_key_of(error, data) for error in errors]
-    first = max((key for key in keys if key[:1] == keys[0][:1]), key=len)
-    expected: list[str] = []
-    for error, key in zip(errors, keys, strict=True):
-        cause = error.get("ctx", {}).get("error")
-        if isinstance(cause, ConfigError) and key == first:
-            return cause.below(".".join(map(str, key))) if key else cause
-        if key == first and (words := _EXPECTED.get(error["type"], _in_words)(error)) not in expected:
-            expected.append(words)
-    return ConfigError(".".join(map(str, first)), " or ".join(expected), _show_at(first, data))
+    found = [_as_config_error(error, _key_of(error, data), data) for error in errors]
+    # Where several classes are possible, one that knows the key has more to say than those that do not.
+    found = [error for error in found if not isinstance(error, _UnknownKey)] or found
+    section = found[0].key.partition(".")[0]
+    first = max((e for e in found if e.key.partition(".")[0] == section), key=lambda e: e.key.count("."))
+    expected = dict.fromkeys(error.expected for error in found if error.key == first.key)
+    return ConfigError(first.key, " or ".join(expected), first.got)
+
+
+def _as_config_error(error: ErrorDetails, key: tuple[str | int, ...], data: Any) -> ConfigError:
+    dotted = ".".join(map(str, key))
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError):
+        return cause.below(dotted) if dotted else cause
+    return ConfigError(dotted, _EXPECTED.get(error["type"], _in_words)(error), _show_at(key, data))
 
 
 def _key_of(error: ErrorDetails, data: Any) -> tuple[str | int, ...]:

@@ -90,7 +90,7 @@ class RunConfig(Config):
             settled = dataclasses.replace(self.step_processor, gamma=bootstrapped)  # type: ignore[type-var]
             object.__setattr__(self, "step_processor", settled)
         elif bootstrapped is not None:
-            expected = f"agent.gamma ({bootstrapped}), or null for that"
+            expected = f"agent.gamma ({bootstrapped})"
             require(summed == bootstrapped, "step_processor.gamma", expected, summed)
 
     @classmethod
