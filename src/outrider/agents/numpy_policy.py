@@ -162,7 +162,8 @@ def _dueling(layer: Dueling, width: int, n: int, views: _Views) -> _Built:
     def step(x: Array) -> Array:
         x = torso(x)
         out = advantage(x)
-        return np.add(out, value(x) - out.mean(1, keepdims=True), out=out)
+        out += value(x) - out.mean(1, keepdims=True)
+        return out
 
     return step, n_actions
 
