@@ -64,6 +64,8 @@ class ReplayBufferProxy:
             header is computed from it when a message is sent: 2 µs a message, and exact for n-step items.
         wait_s: Time spent waiting for a full ring so far.
         on_wait: Called with True before, and with False after such a wait.
+        on_commit: Called after each message.
+        rows: Rows sent so far.
     """
 
     def __init__(self, rings: Rings, max_message_age_s: float, actor: int, incarnation: int, stop: StopFlag) -> None:
@@ -71,6 +73,8 @@ class ReplayBufferProxy:
         self.model_version = 0
         self.wait_s = 0.0
         self.on_wait: Callable[[bool], None] = lambda waiting: None
+        self.on_commit: Callable[[], None] = lambda: None
+        self.rows = 0
         self._rings, self._actor, self._incarnation, self._stop = rings, actor, incarnation, stop
         self._n_buffer, self._n_slots, self._max_age_s = rings.n_buffer, rings.n_slots, max_message_age_s
         self._record = rings.layout.record_dtype()
@@ -236,13 +240,17 @@ class ReplayBufferProxy:
         header = self._headers[self._slot]
         episodes, self._episodes = self._episodes[: self._n_buffer], self._episodes[self._n_buffer :]
         lowest, highest = self._versions()
-        HEADER.pack_into(header, 0, self._row, self._incarnation, self.env_steps, lowest, highest, len(episodes))
+        HEADER.pack_into(
+            header, 0, self._row, self._incarnation, self.env_steps, lowest, highest, len(episodes), self.wait_s
+        )
         for i, e in enumerate(episodes):
             EPISODE.pack_into(header, HEADER.size + i * EPISODE.size, e.ret, e.length, e.env)
         self._fence()  # the message before its counter
         self._head += 1
         self._heads[self._actor] = self._head
+        self.rows += self._row
         self._row = 0
+        self.on_commit()
 
     def _versions(self) -> tuple[int, int]:
         column = self._columns[self._slot].get("model_version")
