@@ -24,6 +24,10 @@ class VectorEnvAdapter:
     DISABLED      ended environments are reset at once, by ``reset(options={"reset_mask": ...})``
     ============  =====================================================================================
 
+    Gymnasium's own vector environments keep only a reference to a final observation while they reset, so in
+    SAME_STEP an environment that reuses its array would lose it: a ``SyncVectorEnv`` is therefore switched to
+    DISABLED. With an ``AsyncVectorEnv`` of such environments use another mode.
+
     **Process:** the caller's. **Owns:** the vector environment. **Blocks:** as long as it takes. **Closes:** it.
 
     Args:
@@ -44,6 +48,8 @@ class VectorEnvAdapter:
         if "autoreset_mode" not in env.metadata:
             raise EnvFailed(self._where, "expected its autoreset mode in metadata['autoreset_mode'], got none")
         self._mode = AutoresetMode(env.metadata["autoreset_mode"])
+        if type(env) is SyncVectorEnv and self._mode is AutoresetMode.SAME_STEP:
+            self._mode = env.autoreset_mode = AutoresetMode.DISABLED
         self._seeds: Sequence[int] | None = seeds
         self._array_seeds = array_seeds
         self._act_dtype = act_field(self.action_space).dtype
