@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,14 +36,23 @@ from outrider.testing import (
     vector_tag_env,
 )
 
-MODES = ("serial", "NextStep", "SameStep", "Disabled")
+MODES = ("serial", "NextStep", "SameStep", "Disabled", "final_obs")
 SEEDS = [11, 22, 33, 44]
 
 
+class FinalObsVectorEnv(SyncVectorEnv):
+    """Keeps SAME_STEP, as vector environments do that are not exactly Gymnasium's."""
+
+
 def tag_env(mode: str, n_envs: int, **kwargs: Any) -> SerialEnv | VectorEnvAdapter:
+    seeds = SEEDS[:n_envs]
     if mode == "serial":
-        return SerialEnv([TagEnv(**kwargs) for _ in range(n_envs)], SEEDS[:n_envs])
-    return VectorEnvAdapter(vector_tag_env(n_envs, mode, **kwargs), SEEDS[:n_envs])  # type: ignore[arg-type]
+        return SerialEnv([TagEnv(**kwargs) for _ in range(n_envs)], seeds)
+    if mode == "final_obs":
+        kwargs = {**kwargs, "reuse": False}
+        made = FinalObsVectorEnv([lambda: TagEnv(**kwargs)] * n_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        return VectorEnvAdapter(made, seeds)
+    return VectorEnvAdapter(vector_tag_env(n_envs, mode, **kwargs), seeds)  # type: ignore[arg-type]
 
 
 def spec_of(env: Any, **kwargs: Any) -> EnvSpec:
@@ -181,7 +191,7 @@ def check_episodes(episodes: list[Any], lengths: tuple[int, ...], actions: dict[
         assert len(acts) - at < lengths[number % len(lengths)]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["serial", "NextStep", "SameStep", "Disabled"])
 def test_five_steps_give_five_rows_and_no_row_from_the_end_to_the_start(mode: str):
     n = 3
     env: Any = SerialEnv([CountEnv(5) for _ in range(n)], SEEDS[:n])

@@ -10,7 +10,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from outrider.data import Array, Obs, Step
 from outrider.errors import EnvFailed
-from outrider.spaces import act_field, action_start, copy_obs, empty_obs
+from outrider.spaces import act_dtype, action_start, copy_obs, empty_obs
 
 
 class VectorEnvAdapter:
@@ -52,7 +52,7 @@ class VectorEnvAdapter:
             self._mode = env.autoreset_mode = AutoresetMode.DISABLED
         self._seeds: Sequence[int] | None = seeds
         self._array_seeds = array_seeds
-        self._act_dtype = act_field(self.action_space).dtype
+        self._act_dtype = act_dtype(self.action_space)
         self._start = action_start(self.action_space)
         self._obs, self._init_obs = (empty_obs(self.observation_space, self.n_envs) for _ in range(2))
         self._all_valid = np.ones(self.n_envs, np.bool_)

@@ -5,6 +5,7 @@ They can be named in a config: ``GymEnvConfig(id="outrider.testing:TagEnv", kwar
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
 import signal
@@ -135,7 +136,8 @@ class SpacesEnv(gymnasium.Env[Any, Any]):
     """
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], length: int = 7) -> None:
-        self.observation_space, self.action_space, self.length = observation_space, action_space, length
+        self.observation_space, self.action_space = copy.deepcopy((observation_space, action_space))
+        self.length = length
         self.t = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
