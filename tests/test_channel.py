@@ -360,9 +360,13 @@ def test_a_stop_ends_waiting_for_a_full_ring_and_nothing_committed_is_lost() -> 
     sender, receiver, stop = channel(n_buffer=2, n_slots=1)
     p = proxy(sender, stop)
     p.push(numbered_rows(0, 2))
+    waits: list[bool] = []
+    p.on_wait = waits.append
     stop.set()
     with pytest.raises(ChannelClosed, match="actor 0: the run was stopped while its ring was full"):
         p.push(numbered_rows(2, 1))
+    assert waits == [True, False]
+    assert p.wait_s > 0
     p.flush()
     [(items, _)] = drained(receiver)
     assert faults(items, 0) == 0

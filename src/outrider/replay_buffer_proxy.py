@@ -221,13 +221,15 @@ class ReplayBufferProxy:
         if self._full():
             start, nap = time.monotonic(), NAP_S
             self.on_wait(True)
-            while self._full():
-                if self._stop.is_set():
-                    raise ChannelClosed(f"actor {self._actor}: the run was stopped while its ring was full")
-                time.sleep(nap)
-                nap = min(2 * nap, LONGEST_NAP_S)
-            self.on_wait(False)
-            self.wait_s += time.monotonic() - start
+            try:
+                while self._full():
+                    if self._stop.is_set():
+                        raise ChannelClosed(f"actor {self._actor}: the run was stopped while its ring was full")
+                    time.sleep(nap)
+                    nap = min(2 * nap, LONGEST_NAP_S)
+            finally:
+                self.wait_s += time.monotonic() - start
+                self.on_wait(False)
         self._open()
 
     def _open(self) -> None:
