@@ -7,6 +7,7 @@ import inspect
 import re
 import types
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -70,11 +71,21 @@ def _rows(cls: type, prefix: str, only: list[str] | None = None) -> typing.Itera
             continue
         annotation = annotations[field.name]
         meaning = meanings.get(field.name, "").replace("|", "\\|")
-        nested = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+        nested = [] if family_of(annotation) else sections(annotation)
         shown = "" if nested else f"`{_default(field)}`"
-        yield f"`{prefix}{field.name}`", words(annotation).replace("|", "\\|"), shown, meaning
-        if nested:
-            yield from _rows(annotation, f"{prefix}{field.name}.")
+        kind = f"section: one of {len(nested)}, told by its keys" if len(nested) > 1 else words(annotation)
+        yield f"`{prefix}{field.name}`", kind.replace("|", "\\|"), shown, meaning
+        for cls in nested:
+            if len(nested) > 1:
+                yield "", f"`{cls.__name__}`", "", summary(cls).replace("|", "\\|")
+            yield from _rows(cls, f"{prefix}{field.name}.")
+
+
+def sections(annotation: Any) -> list[type]:
+    """The dataclasses that a field may hold."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [cls for part in typing.get_args(annotation) for cls in sections(part)]
+    return [annotation] if isinstance(annotation, type) and dataclasses.is_dataclass(annotation) else []
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
@@ -104,6 +115,8 @@ def words(annotation: Any) -> str:
         return f"list of {words(arguments[0])}"
     if origin is dict or annotation is dict:
         return "mapping"
+    if origin is Callable:
+        return "callable (in Python)"
     names = {int: "integer", float: "number", str: "string", bool: "true or false", Path: "path"}
     if annotation in names:
         return names[annotation]
