@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core import EnvSpec
-from outrider.data import Array, Layout, nest
+from outrider.data import Array, Episode, Layout, nest
 from outrider.envs.gymnasium import GymEnvConfig
 from outrider.envs.serial import SerialEnv
 from outrider.envs.vector import VectorEnvAdapter
@@ -59,13 +59,20 @@ def spec_of(env: Any, **kwargs: Any) -> EnvSpec:
     return EnvSpec("test", env.observation_space, env.action_space, **kwargs)
 
 
+def step(sampler: Sampler, buffer: ListBuffer, model_version: int) -> Sequence[Episode]:
+    items, episodes = sampler.sample(model_version)
+    if items is not None:
+        buffer.push(items)
+    return episodes
+
+
 def sample(env: Any, config: Any, n_steps: int, versions: bool = False) -> tuple[dict[str, Array], list[Any], Sampler]:
     spec = spec_of(env)
     sampler = Sampler(env, FakePolicy(spec.action_space), config.build(spec, env.n_envs), config.layout(spec))
     buffer, episodes = ListBuffer(), []
     sampler.reset()
     for t in range(n_steps):
-        episodes += sampler.sample_and_push(buffer, t if versions else 7)
+        episodes += step(sampler, buffer, t if versions else 7)
     env.close()
     return buffer.columns(), episodes, sampler
 
@@ -391,7 +398,7 @@ def test_a_policy_whose_actions_do_not_fit_is_told_so_at_the_first_step(act: Any
     config = SimpleStepProcessorConfig()
     sampler = Sampler(env, Odd(spec.action_space), config.build(spec, 2), config.layout(spec))
     with pytest.raises(LayoutMismatch, match=words):
-        sampler.sample_and_push(ListBuffer(), 0)
+        sampler.sample(0)
 
 
 def test_the_sampler_counts_unclipped_rewards():
@@ -411,9 +418,9 @@ def test_a_sampler_that_is_reset_forgets_open_episodes_and_windows():
     spec, config, buffer = spec_of(env), NStepProcessorConfig(n_steps=3, gamma=1.0), ListBuffer()
     sampler = Sampler(env, FakePolicy(spec.action_space), config.build(spec, 1))
     for _ in range(2):
-        sampler.sample_and_push(buffer, 0)
+        step(sampler, buffer, 0)
     sampler.reset()
-    episodes = [e for _ in range(5) for e in sampler.sample_and_push(buffer, 0)]
+    episodes = [e for _ in range(5) for e in step(sampler, buffer, 0)]
     assert [e.length for e in episodes] == [5]
     assert buffer.columns()["obs"][:, 1].tolist() == [1] * 5
     assert sampler.env_steps == 7

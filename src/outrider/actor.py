@@ -226,8 +226,12 @@ class Actor:
         """
         self.cell.start()
         self._state(ActorState.BUILDING)
-        with guard_init_env:
-            env = self.env_config.build(self.env_seed, self.n_envs)
+        try:
+            with guard_init_env.hold(stop=self.stop):
+                env = self.env_config.build(self.env_seed, self.n_envs)
+        except ChannelClosed:  # stopped before it was its turn
+            self.cell.end()
+            return self.cell.stat(self.id)
         try:
             self._run(env, item_sender, model_receiver)
         finally:
@@ -270,12 +274,15 @@ class Actor:
         while not stopped():
             if fetch():
                 sync(info)
-            episodes = sampler.sample_and_push(proxy, model.model_version)
+            items, episodes = sampler.sample(model.model_version)
             proxy.env_steps = sampler.env_steps
             if episodes:
                 proxy.report(episodes)
                 words[cell.EPISODES] += len(episodes)
-            proxy.tick()
+            if items is not None:
+                proxy.push(items)
+            else:
+                proxy.tick()
 
     def _state(self, state: ActorState) -> None:
         self.cell.words[self.cell.STATE] = state

@@ -132,7 +132,7 @@ class Source(Protocol):
     """Where rows come from: the item channel, or samplers stepped in turn."""
 
     def collect(self, max_rows: int) -> int:
-        """Insert what is there, about `max_rows` at most (whole messages), and count it; return the rows."""
+        """Insert what is there, about `max_rows` at most (whole messages), and count it; 0 if there was nothing."""
         ...
 
     def wait(self) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import spaces
 
 from outrider.config import Config, require
-from outrider.core import Env, EnvSpec, ExperienceBuffer, Policy, StepProcessor
+from outrider.core import Env, EnvSpec, Policy, StepProcessor
 from outrider.data import Array, Episode, Field, Items, Layout, Obs, Step, leaves
 from outrider.errors import LayoutMismatch, UnsupportedSpace
 from outrider.spaces import act_field, obs_fields
@@ -346,12 +346,12 @@ _NO_EPISODES: tuple[Episode, ...] = ()
 
 
 class Sampler:
-    """Steps the environments with the policy and pushes what the step processor makes of it.
+    """Steps the environments with the policy, and gives what the step processor makes of it.
 
     Args:
         env: Stepped, but not closed.
         policy: Chooses the actions.
-        processor: Its items go to the buffer.
+        processor: Makes the items.
         layout: Layout of the items; the first action is compared with its column ``act``. None: no comparison.
 
     Attributes:
@@ -375,15 +375,15 @@ class Sampler:
         self._obs = self._env.reset()
         self._processor.reset(self._obs)
 
-    def sample_and_push(self, buffer: ExperienceBuffer, model_version: int) -> Sequence[Episode]:
-        """Make one step in every environment and push its items.
+    def sample(self, model_version: int) -> tuple[Items | None, Sequence[Episode]]:
+        """Make one step in every environment.
 
         Args:
-            buffer: Takes the items.
             model_version: Version of the model that the policy acts with.
 
         Returns:
-            Episodes that ended with this step.
+            Items that are complete now, valid until the next call, None if there are none; and the episodes that
+            ended with this step.
 
         Raises:
             LayoutMismatch: The policy's first action has another shape or dtype than the layout says.
@@ -398,10 +398,8 @@ class Sampler:
         step = self._env.step(act)
         step.model_version = model_version
         items = self._processor.process(step)
-        if items is not None:
-            buffer.push(items)
         self._obs = step.init_obs
-        return self._count(step)
+        return items, self._count(step)
 
     def _count(self, step: Step) -> Sequence[Episode]:
         reward = step.reward if step.raw_reward is None else step.raw_reward

@@ -17,7 +17,7 @@ from outrider.core import (
     ReplayBufferConfig,
     StepProcessorConfig,
 )
-from outrider.data import Items, Record, n_rows
+from outrider.data import Record, n_rows
 from outrider.flags import InitGuard
 from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner
 from outrider.model_sync import ModelSnapshot, model_channel
@@ -43,17 +43,11 @@ class SamplerSource:
         self._buffer = buffer
         self._counters = counters
         self._turn = 0
-        self._rows = 0
         self._inserted = [0] * len(samplers)
         self._started = False
 
-    def push(self, items: Items) -> None:
-        """Pass items on to the replay buffer, and count them."""
-        self._buffer.push(items)
-        self._rows += n_rows(items)
-
     def collect(self, max_rows: int) -> int:
-        """One vector step of the sampler whose turn it is."""
+        """One vector step of the sampler whose turn it is; 1, whatever it brought."""
         if not self._started:
             self._start()
         i = self._turn
@@ -61,11 +55,12 @@ class SamplerSource:
         sampler, model = self._samplers[i], self._models[i]
         if model.fetch():
             self._policies[i].sync_model(model.info)
-        self._rows = 0
-        episodes = sampler.sample_and_push(self, model.model_version)
-        self._inserted[i] += self._rows
+        items, episodes = sampler.sample(model.model_version)
+        if items is not None:
+            self._buffer.push(items)
+            self._inserted[i] += n_rows(items)
         self._counters.arrived(i, 0, sampler.env_steps, episodes)
-        return max(1, self._rows)  # a step that completed no row is progress too
+        return 1  # a step is progress, whether or not it completed a row
 
     def _start(self) -> None:
         for policy, sampler, model in zip(self._policies, self._samplers, self._models, strict=True):
