@@ -147,7 +147,7 @@ def check_replay_buffer_config(config: ReplayBufferConfig, layout: Layout) -> No
     assert len(buffer) == 0, f"a new buffer must be empty, it has {len(buffer)} rows"
     rows = random_rows(layout, 64)
     marked = "reward"
-    rows[marked] = np.arange(64).astype(rows[marked].dtype)
+    rows[marked] = (np.arange(64) + 2).astype(rows[marked].dtype)
     buffer.push({name: column[:40] for name, column in rows.items()})
     buffer.push(_structured(rows, layout)[40:])
     for column in rows.values():
@@ -161,7 +161,7 @@ def check_replay_buffer_config(config: ReplayBufferConfig, layout: Layout) -> No
         for f in layout.fields:
             _check_array(batch[f.name], f, 16, "a batch")
         drawn = set(batch[marked].tolist())
-        assert drawn <= set(range(64)), f"a batch must hold what was pushed, it holds rewards {sorted(drawn)}"
+        assert drawn <= set(range(2, 66)), f"a batch must hold what was pushed, it holds rewards {sorted(drawn)}"
     buffer.update_priority(batch.ixs, np.ones(16, np.float32))
     restored = config.build(layout)
     restored.load_state_dict(buffer.state_dict())
