@@ -1,0 +1,199 @@
+"""What the built-in agents have in common: opt steps made of updates, batches as tensors, saved parameters."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.agents.acting import ActingPolicy, load_module, save_module
+from outrider.agents.flat import FlatAdam, FlatParameters
+from outrider.agents.networks import Encoder
+from outrider.core import ReplayBuffer
+from outrider.data import ENV_STEPS, Array, Batch, ModelInfo, Obs, Record, UpdateResult
+
+
+class Transitions(NamedTuple):
+    """A batch as tensors on the device.
+
+    Attributes:
+        obs: Encoded observations ``[B, ...]``.
+        act: Actions ``[B]`` int64 or ``[B, act_dim]`` float32 in [-1, 1].
+        reward: ``[B]`` float32, the discounted sum of n steps.
+        next_obs: Encoded observations n steps later.
+        discount: ``[B]`` float32: gamma ** n_steps, and 0 where the episode terminated. Truncation masks nothing.
+        weights: Importance weights ``[B]`` float32, None for uniform sampling.
+    """
+
+    obs: Tensor
+    act: Tensor
+    reward: Tensor
+    next_obs: Tensor
+    discount: Tensor
+    weights: Tensor | None
+
+
+class Batches:
+    """Turns batches into :class:`Transitions`. Casts are done in numpy, where they cost 1 µs; images go as they are.
+
+    Args:
+        encode: Encoder of observations.
+        encode_act: Turns stored actions ``[B, ...]`` into what the loss takes.
+        gamma: Discount of one step.
+        device: Where the tensors go.
+    """
+
+    def __init__(
+        self, encode: Encoder, encode_act: Callable[[Array], Array], gamma: float, device: torch.device
+    ) -> None:
+        self._encode = encode
+        self._encode_act = encode_act
+        self._gamma = np.float32(gamma)
+        self._device = device
+
+    def __call__(self, batch: Batch) -> Transitions:
+        """The batch as tensors, which may alias it."""
+        n_steps = batch["n_steps"].astype(np.float32)
+        discount = np.power(self._gamma, n_steps, out=n_steps)
+        discount *= ~batch["terminated"].astype(bool, copy=False)
+        return Transitions(
+            obs=self._tensor(self._encode(batch.obs)),
+            act=self._tensor(self._encode_act(batch["act"])),
+            reward=self._tensor(batch["reward"].astype(np.float32)),
+            next_obs=self._tensor(self._encode(batch.next_obs)),
+            discount=self._tensor(discount),
+            weights=None if batch.weights is None else self._tensor(batch.weights.astype(np.float32)),
+        )
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+class UpdatingAgent(ABC):
+    """An agent whose opt step is: draw a batch, update, write priorities back, a number of times.
+
+    **Process**: the learner. **Owns**: networks, optimisers, random states. **Blocks**: only in the buffer, and
+    where it reads values for a record. **Closes**: nothing.
+
+    Args:
+        acting: Parameters of the network that acts.
+        policy: Acts on the CPU; it is bound to the live parameters there, else to a snapshot.
+        batch_size: Rows of a batch.
+        updates_per_opt: Updates of an opt step.
+        seed: Of the noise drawn for updates.
+
+    Attributes:
+        opt_steps: Calls of :meth:`opt` and :meth:`opt_with_record` so far.
+        updates: Gradient updates so far.
+    """
+
+    def __init__(
+        self, acting: FlatParameters, policy: ActingPolicy, *, batch_size: int, updates_per_opt: int, seed: int
+    ) -> None:
+        self.opt_steps = 0
+        self.updates = 0
+        self.policy = policy
+        self._acting = acting
+        self._batch_size = batch_size
+        self._updates_per_opt = updates_per_opt
+        self._device = acting.vector.device
+        self._noise = torch.Generator(self._device).manual_seed(seed)
+        self._snapshot: ModelInfo = acting.model_info()
+        self._snapshot_updates = 0
+        self.policy.sync_model(self._snapshot)
+
+    @abstractmethod
+    def update(self, batch: Batch, *, with_record: bool = False) -> UpdateResult:
+        """One gradient update on this batch; only with a record does it wait for the device."""
+
+    @abstractmethod
+    def _parts(self) -> dict[str, FlatParameters | FlatAdam]:
+        """Everything trained, by its name in the state."""
+
+    def _replaced(self) -> None:
+        """The parameters of the acting network were replaced from outside."""
+        self._take_snapshot()
+
+    def opt(self, buffer: ReplayBuffer) -> None:
+        """One opt step."""
+        for _ in range(self._updates_per_opt):
+            self._draw_and_update(buffer, with_record=False)
+        self.opt_steps += 1
+
+    def opt_with_record(self, buffer: ReplayBuffer) -> Record:
+        """One opt step with the metrics of its last update."""
+        for _ in range(self._updates_per_opt - 1):
+            self._draw_and_update(buffer, with_record=False)
+        record = self._draw_and_update(buffer, with_record=True)
+        self.opt_steps += 1
+        return record
+
+    def _draw_and_update(self, buffer: ReplayBuffer, *, with_record: bool) -> Record:
+        batch = buffer.batch(self._batch_size)
+        result = self.update(batch, with_record=with_record)
+        buffer.update_priority(batch.ixs, result.td_errors)
+        return result.record
+
+    def sample(self, obs: Obs) -> Array:
+        """Act with the present parameters."""
+        if self._device.type != "cpu" and self._snapshot_updates != self.updates:
+            self._take_snapshot()
+        return self.policy.sample(obs)
+
+    def _take_snapshot(self) -> None:
+        for name, array in self._acting.model_info().items():
+            np.copyto(self._snapshot[name], array)
+        self._snapshot_updates = self.updates
+
+    def train(self) -> None:
+        """Explore from now on."""
+        self.policy.train()
+
+    def eval(self) -> None:
+        """Act for evaluation from now on."""
+        self.policy.eval()
+
+    def model_info(self) -> tuple[int, ModelInfo]:
+        """Opt steps so far and the acting network's parameters; on the CPU the arrays alias the live ones."""
+        return self.opt_steps, self._acting.model_info()
+
+    def sync_model(self, info: ModelInfo) -> None:
+        """Take over published parameters, by copying them."""
+        self._acting.copy_from(info)
+        steps = {ENV_STEPS: info[ENV_STEPS]} if ENV_STEPS in info else {}
+        self.policy.sync_model({**self._snapshot, **steps})
+        self._replaced()
+
+    def save_params(self, path: Path) -> None:
+        """Write the acting network to ``path/model.safetensors``."""
+        save_module(self._acting, path)
+
+    def load_params(self, path: Path) -> None:
+        """Read what :meth:`save_params` wrote."""
+        load_module(self._acting, path)
+        self._replaced()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters, targets, moments, counters and random states; plain values and tensors only."""
+        return {
+            "opt_steps": self.opt_steps,
+            "updates": self.updates,
+            "noise": self._noise.get_state(),
+            "policy": self.policy.state_dict(),
+            **{name: part.state_dict() for name, part in self._parts().items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+        self.opt_steps = state["opt_steps"]
+        self.updates = state["updates"]
+        self._noise.set_state(state["noise"].cpu())
+        self._take_snapshot()
+        self.policy.load_state_dict(state["policy"])
