@@ -217,8 +217,8 @@ class RowsConfig(Config):
     refuses: bool = True
 
     def build(self, layout: Layout) -> Any:
-        if self.refuses and "reward" not in layout.names:
-            raise LayoutMismatch("there must be rewards")
+        if self.refuses and layout.kind != "transitions":
+            raise LayoutMismatch("it stores transitions")
         return self.kind()
 
 
@@ -256,7 +256,7 @@ class Widens(RowsBuffer):
         (RowsConfig(kind=Forgets), "load_state_dict must restore rows and counters"),
         (RowsConfig(kind=Miscounts), "sampled must count the rows drawn: 16, it says 17"),
         (RowsConfig(kind=Widens), r"a batch: obs must be \[16, 3\] float32, it is \[16, 3\] float64"),
-        (RowsConfig(refuses=False), "must refuse a layout without rewards"),
+        (RowsConfig(refuses=False), "must refuse frames with LayoutMismatch, if it stores transitions"),
     ],
 )
 def test_a_broken_replay_buffer_is_told_so(config: Any, words: str):
