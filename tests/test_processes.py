@@ -181,15 +181,19 @@ def test_killing_the_parent_kills_its_processes_even_stopped_ones(stuck: str, tm
         os.close(child)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_a_process_whose_parent_is_already_dead_ends_at_once(tmp_path: Path):
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, signal\nimport time\nfrom outrider.processes import start_process, loads\n"
         "class Slow:\n    def __reduce__(self):\n        return time.sleep, (1.0,)\n"
         f"def child(_):\n    open({str(tmp_path / 'ran')!r}, 'w').close()\n"
-        "start_process(child, (Slow(),))\nos.kill(os.getpid(), signal.SIGKILL)\n"
+        "print(start_process(child, (Slow(),)).pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, str(script)], timeout=60, check=False)
+    done = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
-    time.sleep(2.0)
+    deadline = time.monotonic() + 30.0
+    while os.path.exists(f"/proc/{done.stdout.strip()}"):
+        assert time.monotonic() < deadline, "the child outlived its parent"
+        time.sleep(0.05)
     assert not (tmp_path / "ran").exists()
