@@ -6,6 +6,7 @@ import time
 from multiprocessing import get_context
 
 import numpy as np
+import psutil
 import pytest
 from children_transport import LAYOUT, faults, numbered_rows, send_rows, use_unbound
 from hypothesis import given, settings
@@ -163,6 +164,19 @@ def test_records_and_columns_may_alternate() -> None:
     p.push(numbered_rows(0, 2))
     p.push(records)
     p.push(sparse[::2])
+    [(items, _)] = drained(receiver)
+    assert faults(items, 0) == 0
+
+
+def test_records_with_their_fields_elsewhere_are_copied_by_name() -> None:
+    sender, receiver, stop = channel(n_buffer=4)
+    p = proxy(sender, stop)
+    rows = numbered_rows(0, 4)
+    packed = np.zeros(4, [(name, a.dtype, a.shape[1:]) for name, a in reversed(rows.items())])
+    for name, values in rows.items():
+        packed[name] = values
+    p.push(packed[:1])
+    p.push(packed[1:])
     [(items, _)] = drained(receiver)
     assert faults(items, 0) == 0
 
@@ -346,9 +360,13 @@ def test_a_stop_ends_waiting_for_a_full_ring_and_nothing_committed_is_lost() -> 
     sender, receiver, stop = channel(n_buffer=2, n_slots=1)
     p = proxy(sender, stop)
     p.push(numbered_rows(0, 2))
+    waits: list[bool] = []
+    p.on_wait = waits.append
     stop.set()
     with pytest.raises(ChannelClosed, match="actor 0: the run was stopped while its ring was full"):
         p.push(numbered_rows(2, 1))
+    assert waits == [True, False]
+    assert p.wait_s > 0
     p.flush()
     [(items, _)] = drained(receiver)
     assert faults(items, 0) == 0
@@ -357,21 +375,32 @@ def test_a_stop_ends_waiting_for_a_full_ring_and_nothing_committed_is_lost() -> 
 
 
 def test_a_learner_slower_than_its_actor_keeps_memory_flat_and_loses_nothing() -> None:
-    n_slots, n = 4, 4000
-    sender, receiver, stop = channel(n_buffer=16, n_slots=n_slots)
-    thread = threading.Thread(target=send_rows, args=(sender, stop, 0, 0, [1, 7], n))
-    thread.start()
-    taken = descriptors = 0
-    while taken < n and receiver.wait(20):
-        time.sleep(5e-4)
-        assert receiver.fill() <= 1
-        for items, _ in drained(receiver, max_rows=1):
-            assert faults(items, taken) == 0
-            taken += len(items)
-        descriptors = descriptors or len(os.listdir("/proc/self/fd"))
-    thread.join(20)
-    assert taken == n
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    n_messages = 3000
+    sender, receiver = item_channel()
+    sender.bind(LAYOUT, n_actors=1, n_buffer=16, n_slots=4, max_message_age_s=100)
+    args = (sender, StopFlag(), 0, 0, [1, 7], 16 * n_messages)
+    process = get_context("forkserver").Process(target=send_rows, args=args)
+    process.start()
+    taken, resident = 0, []
+    deadline = time.monotonic() + 60
+
+    def take(message: PushedItemMessage) -> None:
+        nonlocal taken
+        assert len(message.items) == 16
+        assert faults(message.items, 16 * taken) == 0
+        taken += 1
+
+    for i in range(n_messages):
+        while receiver.fill() < min(1, (n_messages - i) / 4):  # not before the ring is full
+            assert time.monotonic() < deadline
+            time.sleep(1e-4)
+        assert receiver.drain(take, max_rows=1) == 16
+        if i in (n_messages // 4, n_messages - 10):
+            resident.append(psutil.Process().memory_info().rss + psutil.Process(process.pid).memory_info().rss)
+    assert not receiver.pending()
+    assert resident[1] - resident[0] < 1e6
+    process.join(20)
+    assert process.exitcode == 0
 
 
 # draining

@@ -61,13 +61,18 @@ def test_multi_discrete_observations_may_have_two_axes() -> None:
 
 
 def test_multi_binary_observations_become_floats() -> None:
-    np.testing.assert_array_equal(VectorEncoder(spaces.MultiBinary(3))(np.array([[1, 0, 1]], np.int8)), [[1.0, 0.0, 1.0]])
+    np.testing.assert_array_equal(
+        VectorEncoder(spaces.MultiBinary(3))(np.array([[1, 0, 1]], np.int8)), [[1.0, 0.0, 1.0]]
+    )
 
 
 def test_the_leaves_of_a_nested_dict_are_joined_in_the_order_of_the_space() -> None:
     pos = spaces.Dict({"xy": spaces.Box(-1, 1, (2,)), "floor": spaces.Discrete(2, start=1)})
     space = spaces.Dict({"pos": pos, "on": spaces.MultiBinary(1)})
-    obs = {"on": np.array([[1], [0]], np.int8), "pos": {"floor": np.array([2, 1]), "xy": np.full((2, 2), 0.5, np.float32)}}
+    obs = {
+        "on": np.array([[1], [0]], np.int8),
+        "pos": {"floor": np.array([2, 1]), "xy": np.full((2, 2), 0.5, np.float32)},
+    }
     encode = VectorEncoder(space)
     names = {"xy": [0.5, 0.5], "floor": [[0, 1], [1, 0]], "on": [[1], [0]]}
     order = [name for top in space.spaces for name in (pos.spaces if top == "pos" else [top])]

@@ -91,10 +91,8 @@ def test_a_table_that_disagrees_with_torch_is_not_used(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("kind", [NumpyActing, TorchActing])
 def test_bound_arrays_are_views_not_copies(kind: type, writeable: bool) -> None:
     params = FlatParameters(mlp(5, (8,), 3))
-    if kind is NumpyActing:
-        network = NumpyActing(NumpyNetwork(params.module, 5))
-    else:
-        network = TorchActing(params)
+    in_numpy = kind is NumpyActing
+    network = NumpyActing(NumpyNetwork(params.module, 5)) if in_numpy else TorchActing(params)
     snapshot = np.ones_like(params.vector.numpy())
     view = snapshot[:]
     view.flags.writeable = writeable

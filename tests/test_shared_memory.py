@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from children_transport import LAYOUT
+from children_transport import LAYOUT, refuse_inheritable
 
 from outrider import shared_memory
 from outrider.channel import item_channel
 from outrider.errors import ResourceError
 from outrider.flags import InitGuard, StopFlag
 from outrider.model_sync import model_channel
-from outrider.shared_memory import Arena, LocalArena, available_bytes, require_memory
+from outrider.shared_memory import Arena, Fence, LocalArena, available_bytes, require_memory
 
 
 def n_descriptors() -> int:
@@ -32,6 +32,24 @@ def test_an_arena_is_zeroed_writable_and_page_aligned() -> None:
         del view
         arena.close()
         arena.close()
+
+
+def test_an_interrupted_fence_works_again() -> None:
+    fence = Fence()
+    fence()
+    fence._release()  # a signal handler raised between the two calls
+    fence()
+    fence()
+    with pytest.raises(RuntimeError):
+        (fence._release(), fence._release())
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_what_a_child_starts_does_not_inherit_the_memory(method: str) -> None:
+    process = get_context(method).Process(target=refuse_inheritable, args=([Arena(64), StopFlag(), InitGuard()],))
+    process.start()
+    process.join(20)
+    assert process.exitcode == 0
 
 
 def test_a_closed_arena_keeps_the_views_that_exist_valid() -> None:

@@ -28,6 +28,9 @@ class Binding(Generic[T]):
         channel: Name of the channel for messages.
         missing_call: The call that binds it, named to whoever comes too early.
         ends: Names of the ends.
+
+    Attributes:
+        failure: What the receiving end raises instead of waiting for ever; the first one is kept.
     """
 
     def __init__(self, channel: str, missing_call: str, ends: set[str]) -> None:
@@ -35,6 +38,12 @@ class Binding(Generic[T]):
         self._missing_call = missing_call
         self._open = ends
         self._value: T | None = None
+        self.failure: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Note the first failure. May be called from any thread."""
+        if self.failure is None:
+            self.failure = error
 
     @property
     def bound(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from outrider.binding import Binding
 from outrider.config import require
+from outrider.core import EnvSpec
 from outrider.data import Array, Episode, Layout
 from outrider.flags import StopFlag
 from outrider.replay_buffer_proxy import LONGEST_NAP_S, NAP_S, ReplayBufferProxy, ReplayBufferProxyConfig
@@ -62,6 +63,7 @@ class ItemSender:
         n_slots: int = 8,
         max_message_age_s: float = 1.0,
         backend: Backend = "processes",
+        env_spec: EnvSpec | None = None,
     ) -> None:
         """Allocate one ring per actor; binds the receiver, too.
 
@@ -72,6 +74,7 @@ class ItemSender:
             n_slots: Messages that a ring holds, >= 1.
             max_message_age_s: A message is sent incomplete when its first row is older than that; > 0.
             backend: Whether the actors are processes or threads of this one.
+            env_spec: The actors' environment, for the trainer to compare its own with.
 
         Raises:
             ChannelError: Bound already.
@@ -82,7 +85,7 @@ class ItemSender:
         for key, value in (("n_actors", n_actors), ("n_buffer", n_buffer), ("n_slots", n_slots)):
             require(value >= 1, f"actors.{key}", "at least 1", value)
         require(max_message_age_s > 0, "actors.max_message_age_s", "a time above 0", max_message_age_s)
-        self._binding.bind(Rings.allocate(layout, n_actors, n_buffer, n_slots, max_message_age_s, backend))
+        self._binding.bind(Rings.allocate(layout, n_actors, n_buffer, n_slots, max_message_age_s, backend, env_spec))
 
     @property
     def bound(self) -> bool:
@@ -109,6 +112,10 @@ class ItemSender:
         """The config of the proxies that fit this channel."""
         return ReplayBufferProxyConfig(n_buffer=self.rings.n_buffer, max_message_age_s=self.rings.max_message_age_s)
 
+    def fail(self, error: BaseException) -> None:
+        """Let the receiver raise this at its next drain or wait; the first failure is kept. From any thread."""
+        self._binding.fail(error)
+
     def close(self) -> None:
         """Let go. May be called twice."""
         self._binding.close("sender")
@@ -130,6 +137,7 @@ class PushedItemMessage:
         items: Records ``[n]``, n <= `n_buffer`, read-only, valid only during the call that gets the message. n is
             0 in a message that brings only episodes, at the end of a run.
         env_steps: Env steps of this incarnation when the message was sent.
+        wait_s: Seconds this incarnation had waited for room in its ring by then.
         model_versions: Lowest and highest version of the models that chose the actions.
         episodes: Episodes that ended.
     """
@@ -138,6 +146,7 @@ class PushedItemMessage:
     incarnation: int
     items: Array
     env_steps: int
+    wait_s: float
     model_versions: tuple[int, int]
     episodes: list[Episode]
 
@@ -145,7 +154,7 @@ class PushedItemMessage:
 class ItemReceiver:
     """The learner's end.
 
-    Process: learner; one thread drains. :meth:`fail` may come from any thread.
+    Process: learner; one thread drains and waits. :meth:`fail` and the fills are for any thread.
     Owns: the tails of all rings.
     Blocks: in :meth:`wait`, with a time-out.
     Closes: its hold on the rings.
@@ -153,7 +162,6 @@ class ItemReceiver:
 
     def __init__(self, binding: Binding[Rings]) -> None:
         self._binding = binding
-        self._failure: BaseException | None = None
         self._taker: _Taker | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -179,10 +187,19 @@ class ItemReceiver:
         """Rows of a full message."""
         return self._binding.get("receiver").n_buffer
 
+    @property
+    def backend(self) -> Backend:
+        """Whether the actors are processes or threads of this one."""
+        return self._binding.get("receiver").backend
+
+    @property
+    def env_spec(self) -> EnvSpec | None:
+        """The actors' environment, if the sender was told."""
+        return self._binding.get("receiver").env_spec
+
     def fail(self, error: BaseException) -> None:
         """Let every later :meth:`drain` and :meth:`wait` raise this; the first failure is kept."""
-        if self._failure is None:
-            self._failure = error
+        self._binding.fail(error)
 
     def drain(self, push: Callable[[PushedItemMessage], None], max_rows: int | None = None) -> int:
         """Take whole messages, one actor after the other, until none is left or `max_rows` are reached.
@@ -231,7 +248,8 @@ class ItemReceiver:
 
     def fills(self) -> list[float]:
         """How full each actor's ring is, in [0, 1]."""
-        return self._open().fills()
+        rings = self._binding.get("receiver")
+        return [(h - t) / rings.n_slots for h, t in zip(rings.heads().tolist(), rings.tails().tolist(), strict=True)]
 
     def fill(self) -> float:
         """How full the rings are on average, in [0, 1]."""
@@ -244,8 +262,8 @@ class ItemReceiver:
         self._binding.close("receiver")
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self._binding.failure is not None:
+            raise self._binding.failure
 
     def _open(self) -> _Taker:
         if self._taker is None:
@@ -272,9 +290,6 @@ class _Taker:
     def pending(self) -> bool:
         return self._heads.tolist() != self._taken
 
-    def fills(self) -> list[float]:
-        return [(head - tail) / self._n_slots for head, tail in zip(self._heads.tolist(), self._taken, strict=True)]
-
     def drain(self, push: Callable[[PushedItemMessage], None], max_rows: float) -> int:
         heads, taken, rows = self._heads.tolist(), self._taken, 0
         if heads == taken:
@@ -294,9 +309,9 @@ class _Taker:
 
     def _message(self, actor: int, slot: int) -> PushedItemMessage:
         header = self._headers[actor][slot]
-        n, incarnation, env_steps, lowest, highest, n_episodes = HEADER.unpack_from(header)
+        n, incarnation, env_steps, lowest, highest, n_episodes, wait_s = HEADER.unpack_from(header)
         end = HEADER.size + n_episodes * EPISODE.size
         episodes = [Episode(*e) for e in EPISODE.iter_unpack(header[HEADER.size : end])] if n_episodes else []
         return PushedItemMessage(
-            actor, incarnation, self._rows[actor][slot][:n], env_steps, (lowest, highest), episodes
+            actor, incarnation, self._rows[actor][slot][:n], env_steps, wait_s, (lowest, highest), episodes
         )

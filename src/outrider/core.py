@@ -1,7 +1,7 @@
 """The contracts: what an own environment, agent, step processor, buffer, evaluator or recorder has to offer.
 
-Each is documented by the loop that calls it. A class need not inherit from its contract, though doing so
-brings the optional methods for free. :mod:`outrider.testing` has a check for each of them.
+Each is documented by the loop that calls it. A class need not inherit from its contract if it has all of its
+methods; inheriting brings those that have a default. :mod:`outrider.testing` has a check for each of them.
 
 An actor runs::
 

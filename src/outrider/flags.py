@@ -91,6 +91,7 @@ class InitGuard:
         self._adopt(nameless_file(0))
 
     def _adopt(self, fd: int) -> None:
+        os.set_inheritable(fd, False)
         weakref.finalize(self, os.close, fd)
         self._fd = fd
         self._thread_lock = threading.Lock()  # record locks do not hold threads of one process apart

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -64,6 +64,8 @@ class ReplayBufferProxy:
             header is computed from it when a message is sent: 2 µs a message, and exact for n-step items.
         wait_s: Time spent waiting for a full ring so far.
         on_wait: Called with True before, and with False after such a wait.
+        on_commit: Called after each message.
+        rows: Rows sent so far.
     """
 
     def __init__(self, rings: Rings, max_message_age_s: float, actor: int, incarnation: int, stop: StopFlag) -> None:
@@ -71,6 +73,8 @@ class ReplayBufferProxy:
         self.model_version = 0
         self.wait_s = 0.0
         self.on_wait: Callable[[bool], None] = lambda waiting: None
+        self.on_commit: Callable[[], None] = lambda: None
+        self.rows = 0
         self._rings, self._actor, self._incarnation, self._stop = rings, actor, incarnation, stop
         self._n_buffer, self._n_slots, self._max_age_s = rings.n_buffer, rings.n_slots, max_message_age_s
         self._record = rings.layout.record_dtype()
@@ -79,10 +83,11 @@ class ReplayBufferProxy:
         slots = range(rings.n_slots)
         self._starts = [rings.rows_at(actor, s) for s in slots]
         self._headers = [rings.header(actor, s) for s in slots]
-        self._rows = [rings.rows(actor, s) for s in slots]
-        # Structured assignment goes field by field; the same bytes without fields are one copy.
-        self._blocks = [rows.view(f"V{self._itemsize}") for rows in self._rows]
-        self._columns = [{name: rows[name] for name in rings.layout.names} for rows in self._rows]
+        self._void = np.dtype(f"V{self._itemsize}")
+        self._own_dtype: np.dtype[Any] | None = None  # an object known to equal the layout's
+        rows = [rings.rows(actor, s) for s in slots]
+        self._blocks = [r.view(self._void) for r in rows]
+        self._columns = [{name: r[name] for name in rings.layout.names} for r in rows]
         self._first_column = rings.layout.names[0]
         self._pack = row_packer(self._record, rings.arena.buf)
         self._fence = Fence()
@@ -161,15 +166,15 @@ class ReplayBufferProxy:
             self._commit()
 
     def _push_block(self, items: Items) -> None:
-        m = n_rows(items)
-        done = 0
+        m, done = n_rows(items), 0
+        raw = self._raw(items)
         while done < m:
             if not self._row:
                 self._claim()
             a = self._row
             n = min(m - done, self._n_buffer - a)
-            if isinstance(items, np.ndarray):
-                self._write_records(items[done : done + n], a)
+            if raw is not None:
+                self._blocks[self._slot][a : a + n] = raw if n == m else raw[done : done + n]
             else:
                 for name, column in self._columns[self._slot].items():
                     values = items[name]
@@ -181,11 +186,18 @@ class ReplayBufferProxy:
                 self._commit()
         self.tick()
 
-    def _write_records(self, rows: Array, a: int) -> None:
-        if rows.flags.c_contiguous and rows.dtype == self._record:
-            self._blocks[self._slot][a : a + len(rows)] = rows.view(f"V{self._itemsize}")
-        else:
-            self._rows[self._slot][a : a + len(rows)] = rows
+    def _raw(self, items: Items) -> Array | None:
+        """Records of the layout's own dtype without their fields: one copy, where assigning records takes one a field.
+
+        None: columns, or records that have the right fields in another way, which are copied by name.
+        """
+        if not isinstance(items, np.ndarray) or not items.flags.c_contiguous:
+            return None
+        if items.dtype is not self._own_dtype:  # comparing costs more than the copy
+            if items.dtype != self._record:
+                return None
+            self._own_dtype = items.dtype
+        return items.view(self._void)
 
     def _check(self, items: Items) -> None:
         """Compare with the layout; afterwards only what costs nothing is checked."""
@@ -209,13 +221,15 @@ class ReplayBufferProxy:
         if self._full():
             start, nap = time.monotonic(), NAP_S
             self.on_wait(True)
-            while self._full():
-                if self._stop.is_set():
-                    raise ChannelClosed(f"actor {self._actor}: the run was stopped while its ring was full")
-                time.sleep(nap)
-                nap = min(2 * nap, LONGEST_NAP_S)
-            self.on_wait(False)
-            self.wait_s += time.monotonic() - start
+            try:
+                while self._full():
+                    if self._stop.is_set():
+                        raise ChannelClosed(f"actor {self._actor}: the run was stopped while its ring was full")
+                    time.sleep(nap)
+                    nap = min(2 * nap, LONGEST_NAP_S)
+            finally:
+                self.wait_s += time.monotonic() - start
+                self.on_wait(False)
         self._open()
 
     def _open(self) -> None:
@@ -228,13 +242,17 @@ class ReplayBufferProxy:
         header = self._headers[self._slot]
         episodes, self._episodes = self._episodes[: self._n_buffer], self._episodes[self._n_buffer :]
         lowest, highest = self._versions()
-        HEADER.pack_into(header, 0, self._row, self._incarnation, self.env_steps, lowest, highest, len(episodes))
+        HEADER.pack_into(
+            header, 0, self._row, self._incarnation, self.env_steps, lowest, highest, len(episodes), self.wait_s
+        )
         for i, e in enumerate(episodes):
             EPISODE.pack_into(header, HEADER.size + i * EPISODE.size, e.ret, e.length, e.env)
         self._fence()  # the message before its counter
         self._head += 1
         self._heads[self._actor] = self._head
+        self.rows += self._row
         self._row = 0
+        self.on_commit()
 
     def _versions(self) -> tuple[int, int]:
         column = self._columns[self._slot].get("model_version")

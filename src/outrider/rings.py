@@ -22,11 +22,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from outrider.core import EnvSpec
 from outrider.data import Array, Layout
 from outrider.shared_memory import Arena, Backend, LocalArena, aligned, allocate
 
-HEADER = struct.Struct("=6q")
-"""Rows, incarnation, env steps so far, lowest and highest model version, number of episodes."""
+HEADER = struct.Struct("=6qd")
+"""Rows, incarnation, env steps so far, lowest and highest model version, number of episodes, seconds waited so far."""
 
 EPISODE = struct.Struct("=dqq")
 """Return, length, env."""
@@ -42,10 +43,19 @@ class Rings:
     n_slots: int
     max_message_age_s: float
     arena: Arena | LocalArena
+    backend: Backend
+    env_spec: EnvSpec | None = None
 
     @classmethod
     def allocate(
-        cls, layout: Layout, n_actors: int, n_buffer: int, n_slots: int, max_message_age_s: float, backend: Backend
+        cls,
+        layout: Layout,
+        n_actors: int,
+        n_buffer: int,
+        n_slots: int,
+        max_message_age_s: float,
+        backend: Backend,
+        env_spec: EnvSpec | None = None,
     ) -> Rings:
         """Reserve the memory.
 
@@ -57,7 +67,7 @@ class Rings:
         nbytes = _control_bytes(n_actors) + n_actors * n_slots * (header_bytes + aligned(n_buffer * row_bytes))
         what = f"item channel ({n_actors} actors, {n_slots} slots of {n_buffer} rows of {row_bytes} bytes)"
         arena = allocate(nbytes, backend, what)
-        return cls(layout, n_actors, n_buffer, n_slots, max_message_age_s, arena)
+        return cls(layout, n_actors, n_buffer, n_slots, max_message_age_s, arena, backend, env_spec)
 
     def heads(self) -> memoryview:
         """Messages committed by each actor, ``[n_actors]`` words."""

@@ -44,7 +44,10 @@ class Fence:
 
     def __call__(self) -> None:
         """Whatever this thread did before is seen before whatever it does after."""
-        self._release()
+        try:  # noqa: SIM105 - suppress() would cost more than the fence
+            self._release()
+        except RuntimeError:
+            pass  # an exception of a signal handler fell between the two calls last time
         self._acquire()
 
 
@@ -70,6 +73,8 @@ class Arena:
         self._adopt(nbytes, nameless_file(nbytes))
 
     def _adopt(self, nbytes: int, fd: int) -> None:
+        # What comes from another process is inheritable; a simulator that is exec'ed must not keep the memory.
+        os.set_inheritable(fd, False)
         self.nbytes = nbytes
         self._close_fd = weakref.finalize(self, os.close, fd)
         self._fd = fd

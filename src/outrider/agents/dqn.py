@@ -224,7 +224,7 @@ class Dqn(UpdatingAgent):
         return UpdateResult(
             out.td_errors,
             {
-                "train/loss": float(out.loss),
+                "train/loss": float(out.loss.detach()),
                 "train/q_mean": float(out.q.mean()),
                 "train/grad_norm": float(grad_norm),
                 "train/learning_rate": config.lr,

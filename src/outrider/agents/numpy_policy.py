@@ -114,8 +114,8 @@ def _elu(layer: nn.ELU, width: int, n: int, views: _Views) -> _Built:
 
     def step(x: Array) -> Array:
         np.multiply(np.expm1(np.minimum(x, 0.0, out=out), out=out), alpha, out=out)
-        above: Array = np.maximum(x, 0.0)
-        return np.add(out, above, out=out)
+        np.add(out, np.maximum(x, 0.0), out=out)
+        return out
 
     return step, width
 
@@ -162,7 +162,8 @@ def _dueling(layer: Dueling, width: int, n: int, views: _Views) -> _Built:
     def step(x: Array) -> Array:
         x = torso(x)
         out = advantage(x)
-        return np.add(out, value(x) - out.mean(1, keepdims=True), out=out)
+        out += value(x) - out.mean(1, keepdims=True)
+        return out
 
     return step, n_actions
 

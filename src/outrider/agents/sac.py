@@ -302,9 +302,9 @@ class Sac(UpdatingAgent):
         return UpdateResult(
             values.td_errors,
             {
-                "train/loss": float(values.loss),
-                "train/critic_loss": float(values.loss),
-                "train/actor_loss": float(acted.loss),
+                "train/loss": float(values.loss.detach()),
+                "train/critic_loss": float(values.loss.detach()),
+                "train/actor_loss": float(acted.loss.detach()),
                 "train/ent_coef": float(alpha),
                 "train/entropy": -float(acted.log_prob.mean()),
                 "train/q_mean": float(values.q.mean()),

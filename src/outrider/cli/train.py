@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         print(config.to_yaml(), end="")
         return 0
 
-    from outrider.actor_manager import actor_stats_fmt
+    from outrider.actor import actor_stats_fmt
     from outrider.wiring import run
 
     result = run(config, argv=["outrider", "train", *arguments])

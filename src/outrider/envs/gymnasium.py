@@ -236,7 +236,10 @@ def _open_each(make: Callable[[], gymnasium.Env[Any, Any]], n: int) -> list[gymn
 
 
 def _has_parameter(function: Callable[..., Any], name: str) -> bool:
-    return name in inspect.signature(function).parameters
+    try:
+        return name in inspect.signature(function).parameters
+    except ValueError:  # something built in, which does not tell
+        return False
 
 
 def _one_line(error: Exception) -> str:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from outrider.data import Array, Obs, Step
 from outrider.errors import ConfigError
-from outrider.spaces import act_field, action_start, copy_obs, empty_obs, obs_fields
+from outrider.spaces import act_dtype, action_start, copy_obs, empty_obs, obs_fields
 
 
 class SerialEnv:
@@ -36,10 +36,11 @@ class SerialEnv:
         self._fields = obs_fields(self.observation_space)
         self._require_equal_spaces()
         self._seeds: Sequence[int] | None = seeds
-        self._act_dtype = act_field(self.action_space).dtype
+        self._act_dtype = act_dtype(self.action_space)
         self._discrete = isinstance(self.action_space, spaces.Discrete)
         self._start = action_start(self.action_space)
-        self._as_it_is = self._discrete and not self._start  # rows are numbers then, which nobody can change
+        # Rows are then numbers as they should be, which nobody can change.
+        self._as_it_is = self._discrete and not self._start and self._act_dtype == np.int64
         n = self.n_envs
         self._obs, self._init_obs = empty_obs(self.observation_space, n), empty_obs(self.observation_space, n)
         self._reward = np.zeros(n, np.float64)

@@ -10,7 +10,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from outrider.data import Array, Obs, Step
 from outrider.errors import EnvFailed
-from outrider.spaces import act_field, action_start, copy_obs, empty_obs
+from outrider.spaces import act_dtype, action_start, copy_obs, empty_obs
 
 
 class VectorEnvAdapter:
@@ -23,6 +23,10 @@ class VectorEnvAdapter:
     SAME_STEP     ``Step.obs`` has the final observation (``final_obs`` in the info), ``init_obs`` the first
     DISABLED      ended environments are reset at once, by ``reset(options={"reset_mask": ...})``
     ============  =====================================================================================
+
+    Gymnasium's own vector environments keep only a reference to a final observation while they reset, so in
+    SAME_STEP an environment that reuses its array would lose it: a ``SyncVectorEnv`` is therefore switched to
+    DISABLED. With an ``AsyncVectorEnv`` of such environments use another mode.
 
     **Process:** the caller's. **Owns:** the vector environment. **Blocks:** as long as it takes. **Closes:** it.
 
@@ -44,9 +48,11 @@ class VectorEnvAdapter:
         if "autoreset_mode" not in env.metadata:
             raise EnvFailed(self._where, "expected its autoreset mode in metadata['autoreset_mode'], got none")
         self._mode = AutoresetMode(env.metadata["autoreset_mode"])
+        if type(env) is SyncVectorEnv and self._mode is AutoresetMode.SAME_STEP:
+            self._mode = env.autoreset_mode = AutoresetMode.DISABLED
         self._seeds: Sequence[int] | None = seeds
         self._array_seeds = array_seeds
-        self._act_dtype = act_field(self.action_space).dtype
+        self._act_dtype = act_dtype(self.action_space)
         self._start = action_start(self.action_space)
         self._obs, self._init_obs = (empty_obs(self.observation_space, self.n_envs) for _ in range(2))
         self._all_valid = np.ones(self.n_envs, np.bool_)

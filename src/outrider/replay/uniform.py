@@ -15,6 +15,7 @@ from outrider.config import Config, require
 from outrider.data import Array, Batch, Items, Layout, column_names, n_rows
 from outrider.errors import ConfigError, LayoutMismatch
 from outrider.seeding import Role, derive
+from outrider.shared_memory import require_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,9 @@ class SimpleReplayBuffer:
         self._rng = np.random.default_rng(seed)
         self._dtype = layout.record_dtype()
         self._void = np.dtype(("V", self._dtype.itemsize))
+        require_memory(
+            capacity * self._dtype.itemsize, f"replay buffer ({capacity} rows of {self._dtype.itemsize} bytes)"
+        )
         self._records = np.zeros(capacity, self._dtype)
         self._rows = self._records.view(self._void)
         self._outputs: dict[int, tuple[Array, Array, Array, Array]] = {}
