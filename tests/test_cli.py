@@ -79,7 +79,7 @@ def test_training_hands_the_resolved_config_on_and_prints_both_statistics(outrid
     assert (config.seed, config.trainer.max_opts, config.actors.n_actors) == (7, 2000, 3)
     assert argv == ["outrider", *arguments]
     assert out.startswith("Stats of async trainer\nsamples/sec, opt_steps/sec, duration\n1.0, 2.0, 3.0\n")
-    assert "\nStats of generated samples in actors\nactor_id, samples, samples/sec, duration" in out
+    assert "\nStats of generated samples in actors\nactor_id, samples, samples/sec, duration\n" in out
     assert out.endswith("Run directory: runs/x\n")
 
 
