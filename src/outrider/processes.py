@@ -65,7 +65,8 @@ def start_process(target: Callable[..., object], args: Sequence[Any] = (), name:
     """Run ``target(*args)`` in a new process, which lives no longer than this one.
 
     The process is not daemonic (environments may have children): whoever starts it also ends and joins it. It has
-    one compute thread (:data:`ONE_THREAD`). When this process dies, by whatever signal, the kernel kills it (Linux).
+    one compute thread (:data:`ONE_THREAD`) and ignores Ctrl-C, which is the caller's to handle. When this process
+    dies, by whatever signal, the kernel kills it (Linux).
 
     Args:
         target: An importable function, or one that cloudpickle can copy.
@@ -98,7 +99,7 @@ def _ensure_server() -> None:
     from multiprocessing import forkserver
 
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
-    with _environment(ONE_THREAD):
+    with _environment(ONE_THREAD), _interrupts_ignored():
         forkserver.ensure_running()
 
 
@@ -144,6 +145,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def _run(call: tuple[Callable[..., object], tuple[Any, ...]]) -> None:
     """First and last function of every started process."""
     os.environ.update(ONE_THREAD)  # for libraries that are loaded only now, under a server started by somebody else
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
     target, args = call
     target(*args)
@@ -169,6 +171,19 @@ def _die_with_parent() -> None:
 def _exit_after(sentinel: int) -> None:
     wait([sentinel])
     os._exit(_PARENT_GONE)
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """What is started meanwhile ignores Ctrl-C: it would kill a server that is still importing, with a traceback."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager
