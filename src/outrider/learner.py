@@ -176,7 +176,6 @@ class Learner:
         self._last_score: float | None = None
         self._published = (-1, -1)  # opt steps and env steps at the last publication
         self._published_at = 0.0
-        self._stored = False  # statistics since the last flush
 
     @property
     def opt_steps(self) -> int:
@@ -255,12 +254,9 @@ class Learner:
     def _store_if_due(self) -> None:
         if self.meter.seconds_since_read() >= STORE_INTERVAL_S:
             self.recorder.store(self._statistics())
-            self._stored = True
 
     def _flush(self) -> None:
-        # Rates over an instant mean nothing: statistics just stored are not read again.
-        self.recorder.store(self._axes() if self._stored else self._statistics())
-        self._stored = False
+        self.recorder.store(self._statistics())
         self.recorder.flush(self.opt_steps)
 
     def _wait(self) -> None:

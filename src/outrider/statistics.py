@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from outrider.data import Episode, Record
 
+SHORTEST_S = 0.02  # the shortest time over which a rate is told
+
 
 @dataclass
 class ActorCounters:
@@ -90,25 +92,29 @@ class Meter:
             self._waited_s += time.monotonic() - started
 
     def read(self, inserted: int, sampled: int) -> Record:
-        """Metrics since the last reading."""
-        now = time.monotonic()
-        dt = max(now - self._last, 1e-9)
-        env_steps, opt_steps = self.counters.env_steps, self.counters.opt_steps
-        d_env, d_opt, d_ins = (a - b for a, b in zip((env_steps, opt_steps, inserted), self._before, strict=True))
+        """Totals, and rates since the last reading unless that was only just now: over an instant they mean nothing."""
         record: Record = {
-            "time/fps": d_env / dt,
-            "time/time_elapsed": now - self._start,
-            "async/opt_steps_per_s": d_opt / dt,
-            "async/samples_per_s": d_ins / dt,
+            "time/time_elapsed": self.seconds(),
             "async/inserted": inserted,
             "async/sampled": sampled,
             "async/episodes": self.counters.episodes,
-            "async/learner_wait": min(1.0, self._waited_s / dt),
         }
         self._read_messages(record)
+        if self.seconds_since_read() >= SHORTEST_S:
+            self._read_rates(record, inserted)
+        return record
+
+    def _read_rates(self, record: Record, inserted: int) -> None:
+        now = time.monotonic()
+        dt = now - self._last
+        env_steps, opt_steps = self.counters.env_steps, self.counters.opt_steps
+        d_env, d_opt, d_ins = (a - b for a, b in zip((env_steps, opt_steps, inserted), self._before, strict=True))
+        record["time/fps"] = d_env / dt
+        record["async/opt_steps_per_s"] = d_opt / dt
+        record["async/samples_per_s"] = d_ins / dt
+        record["async/learner_wait"] = min(1.0, self._waited_s / dt)
         self._read_actors(record, dt)
         self._last, self._before, self._waited_s = now, (env_steps, opt_steps, inserted), 0.0
-        return record
 
     def _read_messages(self, record: Record) -> None:
         c = self.counters
