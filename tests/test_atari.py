@@ -97,7 +97,10 @@ def test_episodes_report_unclipped_scores():
     sampler.reset()
     episodes: list[Any] = []
     while not episodes:
-        episodes += sampler.sample_and_push(buffer, 0)
+        items, ended = sampler.sample(0)
+        assert items is not None
+        buffer.push(items)
+        episodes += ended
     env.close()
     rows = buffer.columns()
     assert rows["obs"].dtype == rows["next_obs"].dtype == np.uint8

@@ -1,6 +1,6 @@
 """(1) Step processors, which turn steps into items, and the Sampler, which makes the steps.
 
-One assembler for every actor and for the synchronous trainer: :meth:`Sampler.sample_and_push`.
+One assembler for every actor and for the synchronous trainer: :meth:`Sampler.sample`.
 
 **Process:** each actor, or the learner's in synchronous mode. **Owns:** the arrays of the items; the current
 observation. **Blocks:** where the environment, the policy or the buffer does. **Closes:** nothing: who built the
