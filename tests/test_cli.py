@@ -96,7 +96,7 @@ def test_evaluation_prints_score_and_metrics(outrider: Outrider, wiring: Wiring)
     code, out, _ = outrider("eval", "runs/x", "--episodes", "3", "--model=last", "--seed=5")
     assert code == 0
     assert wiring.calls == [(Path("runs/x"), "last", 3, 5)]
-    assert out == "Score over 3 episodes: 21.5\neval/episodes: 3\neval/mean_reward: 21.5\n"
+    assert out == "Score of model last over 3 episodes: 21.5\neval/episodes: 3\neval/mean_reward: 21.5\n"
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_sums_over_many_steps_are_made_in_float64():
 
 
 def test_a_window_holds_the_version_that_chose_its_action():
-    rows, _, _ = sample(SerialEnv([TagEnv((6,))], [0]), NStepProcessorConfig(n_steps=3), 30, versions=True)
+    rows, _, _ = sample(SerialEnv([TagEnv((6,))], [0]), NStepProcessorConfig(n_steps=3, gamma=0.99), 30, versions=True)
     assert np.array_equal(rows["model_version"], rows["obs"][:, 3])
 
 
@@ -274,7 +274,9 @@ def test_the_version_is_the_samplers():
     ],
     ids=str,
 )
-@pytest.mark.parametrize("processor", [SimpleStepProcessorConfig(), NStepProcessorConfig(n_steps=3)], ids=["1", "3"])
+@pytest.mark.parametrize(
+    "processor", [SimpleStepProcessorConfig(), NStepProcessorConfig(n_steps=3, gamma=0.99)], ids=["1", "3"]
+)
 def test_spaces_keep_their_shape_and_dtype_from_the_environment_to_the_items(space, action_space, processor):
     env = SerialEnv([SpacesEnv(space, action_space) for _ in range(2)], [1, 2])
     layout = processor.layout(spec_of(env))
@@ -440,7 +442,13 @@ def test_impossible_windows_are_refused(kwargs: dict[str, Any], words: str):
 
 @pytest.mark.parametrize("n_envs", [1, 3])
 @pytest.mark.parametrize(
-    "config", [SimpleStepProcessorConfig(), NStepProcessorConfig(n_steps=1), NStepProcessorConfig(n_steps=4)], ids=str
+    "config",
+    [
+        SimpleStepProcessorConfig(),
+        NStepProcessorConfig(n_steps=1, gamma=0.99),
+        NStepProcessorConfig(n_steps=4, gamma=0.99),
+    ],
+    ids=str,
 )
 def test_the_processors_keep_their_contract(config: Any, n_envs: int):
     obs_space = spaces.Dict(a=spaces.Box(-1, 1, (3,)), b=spaces.Dict(c=spaces.Discrete(4)))

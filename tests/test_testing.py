@@ -123,7 +123,7 @@ def processor_that(change: Any) -> Any:
 
 def test_sound_step_processors_pass():
     check_step_processor_config(SimpleStepProcessorConfig(), SPEC)
-    check_step_processor_config(NStepProcessorConfig(n_steps=5), SPEC, n_envs=3)
+    check_step_processor_config(NStepProcessorConfig(n_steps=5, gamma=0.99), SPEC, n_envs=3)
 
 
 @pytest.mark.parametrize(

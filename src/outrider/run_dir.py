@@ -133,6 +133,10 @@ class RunDir:
         """
         return find_model(self.models, str(name))
 
+    def default_model(self) -> str:
+        """``best``, or ``last`` where the run was never evaluated."""
+        return "best" if (self.models / "best").is_dir() else "last"
+
     def write_stats(self, stats: Mapping[str, Any]) -> None:
         """Write ``stats.json``.
 

@@ -134,26 +134,34 @@ class NStepProcessorConfig(Config):
 
     Attributes:
         n_steps: n, at least 1.
-        gamma: Discount of the rewards within a transition; the agent's, which discounts the bootstrap by gamma**k.
+        gamma: Discount of the rewards within a transition, which must be the agent's, since that discounts the
+            bootstrap by gamma**k. None: a run config fills in the agent's.
 
     Raises:
         ConfigError: A value is out of range.
     """
 
     n_steps: int = 3
-    gamma: float = 0.99
+    gamma: float | None = None
 
     def __post_init__(self) -> None:
         require(self.n_steps >= 1, "n_steps", "at least 1", self.n_steps)
-        require(0.0 <= self.gamma <= 1.0, "gamma", "a number in [0, 1]", self.gamma)
+        require(self.gamma is None or 0.0 <= self.gamma <= 1.0, "gamma", "a number in [0, 1]", self.gamma)
 
     def layout(self, env_spec: EnvSpec) -> Layout:
-        """See :func:`transition_layout`."""
+        """See :func:`transition_layout`.
+
+        Raises:
+            ConfigError: Nobody has said what gamma is.
+        """
+        require(self.gamma is not None, "step_processor.gamma", "the agent's gamma", self.gamma)
         return transition_layout(env_spec)
 
     def build(self, env_spec: EnvSpec, n_envs: int) -> NStepProcessor:
         """Build one for n environments."""
-        return NStepProcessor(self.layout(env_spec), n_envs, self.n_steps, self.gamma)
+        layout = self.layout(env_spec)
+        assert self.gamma is not None
+        return NStepProcessor(layout, n_envs, self.n_steps, self.gamma)
 
 
 class NStepProcessor:
