@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outrider.actor import ActorState
 from outrider.actor_manager import ActorManager, ActorManagerConfig
 from outrider.async_trainer import AsyncTrainer, AsyncTrainerConfig
 from outrider.channel import item_channel
@@ -106,6 +107,8 @@ def run(
 
         trainer.learner.source._insert = spy  # type: ignore[attr-defined]
         actors.run(guard)
+        while {s.state for s in actors.stats()} != {ActorState.WAITING_FOR_MODEL}:
+            time.sleep(0.01)  # else the quick ones might send all the rows before the last one is there
         trainer.train(NullRecorder(), NoEvaluator(), guard)
         stats = actors.stop_and_join()
         item_receiver.drain(spy)
