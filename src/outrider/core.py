@@ -1,7 +1,7 @@
 """The contracts: what an own environment, agent, step processor, buffer, evaluator or recorder has to offer.
 
-Each is documented by the loop that calls it. A class need not inherit from its contract, though doing so
-brings the optional methods for free. :mod:`outrider.testing` has a check for each of them.
+Each is documented by the loop that calls it. A class need not inherit from its contract if it has all of its
+methods; inheriting brings those that have a default. :mod:`outrider.testing` has a check for each of them.
 
 An actor runs::
 
@@ -297,7 +297,11 @@ class StepProcessorConfig(Protocol):
 
 
 class Evaluator(Protocol):
-    """Scores an agent. Holds configs; builds its environment at the first call, and closes it in `close`."""
+    """Scores an agent. Holds configs; builds its environment at the first call, and closes it in `close`.
+
+    Two attributes are optional; a trainer sets them where they are. ``stop``: a callable that is true once the
+    evaluation is to end early, with the score NaN. ``guard``: held while the environment is built.
+    """
 
     def evaluate(self, agent: Policy) -> tuple[float, Record]:
         """Score (higher is better) and metrics. Leaves the agent in training mode."""

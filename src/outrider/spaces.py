@@ -64,6 +64,12 @@ def action_start(space: spaces.Space[Any]) -> Array | int:
     return 0
 
 
+def act_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
+    """Dtype in which the environment takes its actions; for Discrete it may differ from the stored int64."""
+    act_field(space)
+    return np.dtype(space.dtype)
+
+
 def empty_obs(space: spaces.Space[Any], n: int) -> Obs:
     """Uninitialised observations of n environments: an array ``[n, ...]``, or a nested dict of them."""
     if isinstance(space, spaces.Dict):

@@ -1,0 +1,190 @@
+"""The asynchronous trainer: the learner's loop fed by the item channel."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from outrider.channel import ItemReceiver, PushedItemMessage
+from outrider.core import Agent, AgentConfig, EnvConfig, EnvSpec, Evaluator, Recorder, ReplayBuffer, ReplayBufferConfig
+from outrider.data import Record
+from outrider.errors import LayoutMismatch, Unbound
+from outrider.evaluation import attended
+from outrider.flags import InitGuard, StopFlag
+from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner
+from outrider.model_sync import ModelSender
+from outrider.seeding import Role, derive
+from outrider.statistics import Counters
+
+__all__ = ["AsyncTrainStat", "AsyncTrainer", "AsyncTrainerConfig"]
+
+WAIT_S = 0.05  # a wait for data is that long at most, then the stop conditions are looked at
+DEFAULT_THREADS = torch.get_num_threads()  # as torch chose it; another count later on is the user's choice
+
+
+class ChannelSource:
+    """Rows that actors sent: station (2) seen from the learner."""
+
+    def __init__(self, receiver: ItemReceiver, buffer: ReplayBuffer, counters: Counters) -> None:
+        self._receiver = receiver
+        self._buffer = buffer
+        self._counters = counters
+        self.opt_steps = 0  # set by the publisher: what staleness is measured against
+
+    def collect(self, max_rows: int) -> int:
+        """Drain whole messages until about `max_rows` rows were inserted.
+
+        Raises:
+            ActorFailed: An actor ended before it was asked to.
+        """
+        return self._receiver.drain(self._insert, max_rows)
+
+    def _insert(self, message: PushedItemMessage) -> None:
+        self._buffer.push(message.items)
+        counters = self._counters
+        counters.arrived(message.actor, message.incarnation, message.env_steps, message.episodes, message.wait_s)
+        counters.aged(*message.model_versions)
+
+    def wait(self) -> None:
+        """Nap until a message is there, `WAIT_S` at most."""
+        self._receiver.wait(WAIT_S)
+
+    def statistics(self) -> Record:
+        """Ring fill."""
+        return {"async/ring_fill": self._receiver.fill()}
+
+
+class AsyncTrainer:
+    """Trains an agent on what actors send.
+
+    **Process**: the caller's; call `train` from its main thread.
+    **Owns** the agent and the replay buffer.
+    **Blocks** in `train` until a stop condition holds.
+    **Closes**: leaving `train` for any reason sets the stop flag of the actors.
+    """
+
+    def __init__(
+        self,
+        config: AsyncTrainerConfig,
+        agent: Agent,
+        buffer: ReplayBuffer,
+        item_receiver: ItemReceiver,
+        model_sender: ModelSender,
+        stop: StopFlag,
+    ) -> None:
+        self.config = config
+        self.agent = agent
+        self.buffer = buffer
+        self.stop = stop
+        self._item_receiver = item_receiver
+        self._stop_reason: str | None = None
+        counters = Counters(item_receiver.n_actors)
+        self.learner = Learner(
+            config,
+            agent,
+            buffer,
+            ChannelSource(item_receiver, buffer, counters),
+            model_sender,
+            counters,
+            slack=item_receiver.message_rows,
+            should_stop=self._should_stop,
+        )
+
+    @classmethod
+    def build(
+        cls,
+        async_trainer_config: AsyncTrainerConfig,
+        agent_config: AgentConfig,
+        env_config_eval: EnvConfig,
+        replay_buffer_config: ReplayBufferConfig,
+        item_receiver: ItemReceiver,
+        model_sender: ModelSender,
+        stop: StopFlag,
+        *,
+        seed: int = 0,
+    ) -> AsyncTrainer:
+        """Build agent and replay buffer, and bind the model channel.
+
+        Args:
+            async_trainer_config: When what is done.
+            agent_config: The agent to train.
+            env_config_eval: Only its `spec` is used; no environment is built.
+            replay_buffer_config: The replay buffer.
+            item_receiver: Bound by `ActorManager.build`.
+            model_sender: Is bound here.
+            stop: Stops the actors; set when `train` is left.
+            seed: Seed of the run.
+
+        Raises:
+            Unbound: The item channel has no layout yet: `ActorManager.build` is missing.
+            LayoutMismatch: The environments of actors and evaluation differ, or the buffer cannot store the items.
+            UnsupportedSpace: The agent cannot handle the environment's spaces.
+            ResourceError: Not enough memory.
+        """
+        if not item_receiver.bound:
+            raise Unbound("AsyncTrainer.build: the item channel has no layout yet; call ActorManager.build before")
+        env_spec = env_config_eval.spec()
+        _require_same_spaces(item_receiver.env_spec, env_spec)
+        agent = agent_config.build(
+            env_spec, device=getattr(agent_config, "device", "cpu"), seed=derive(seed, Role.LEARNER)
+        )
+        buffer = replay_buffer_config.build(item_receiver.layout)
+        model_sender.bind(agent.model_info()[1], backend=item_receiver.backend)
+        return cls(async_trainer_config, agent, buffer, item_receiver, model_sender, stop)
+
+    def request_stop(self, reason: str = "request") -> None:
+        """Have `train` end in order after the present opt step. May be called from a signal handler or a thread."""
+        self._stop_reason = reason
+
+    def train(
+        self, recorder: Recorder, evaluator: Evaluator, guard_init_env: InitGuard | None = None
+    ) -> AsyncTrainStat:
+        """Train until a stop condition holds.
+
+        Args:
+            recorder: Takes metrics and models.
+            evaluator: Scores the agent every ``eval_interval`` opt steps.
+            guard_init_env: Held while the evaluator builds its environment, if it has an attribute ``guard``.
+
+        Raises:
+            ActorFailed: An actor ended before it was asked to; carries its traceback.
+        """
+        choose_threads(self._item_receiver.n_actors)
+        try:
+            with attended(evaluator, self._stopping, guard_init_env):
+                return self.learner.run(recorder, evaluator)
+        finally:
+            self.stop.set()
+
+    def _stopping(self) -> bool:
+        return self._stop_reason is not None or self.stop.is_set()
+
+    def _should_stop(self) -> str | None:
+        if self._stop_reason is None and self.stop.is_set():  # by an actor that failed, or by the user
+            self._item_receiver.drain(_take_nothing, max_rows=0)  # raises the failure
+            return "request"
+        return self._stop_reason
+
+
+def _take_nothing(message: PushedItemMessage) -> None:
+    """Leave a message where it is."""
+
+
+def choose_threads(n_actors: int) -> None:
+    """Give torch the cores that actors leave, at least one, unless the user chose a number of threads.
+
+    A learner whose threads spin beside busy actors loses most of its speed (docs/performance.md).
+    """
+    if "OMP_NUM_THREADS" in os.environ or torch.get_num_threads() != DEFAULT_THREADS:
+        return
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - n_actors))
+
+
+def _require_same_spaces(actors: EnvSpec | None, evaluation: EnvSpec) -> None:
+    if actors is None:
+        return
+    for name in ("observation_space", "action_space"):
+        theirs, ours = getattr(actors, name), getattr(evaluation, name)
+        if theirs != ours:
+            raise LayoutMismatch(f"env_config_eval: expected the actors' {name} {theirs}, got {ours}")

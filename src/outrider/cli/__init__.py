@@ -1,0 +1,91 @@
+"""The command ``outrider``: train, eval, presets. A thin layer over what Python offers.
+
+An error is one line on stderr, ``outrider: error: <dotted key>: expected ..., got ...``. Exit codes: 0 done, 2 refused
+before anything started, 1 failed while running, 128 + signal when a signal ended it (130 for Ctrl-C).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from outrider.cli import evaluate, train
+from outrider.cli import presets as presets_verb
+from outrider.config import did_you_mean
+from outrider.errors import ConfigError, Interrupted, OutriderError, RunDirError
+from outrider.interrupts import Interrupts
+from outrider.version import __version__
+
+VERBS: dict[str, Callable[[list[str]], int]] = {
+    "train": train.main,
+    "eval": evaluate.main,
+    "presets": presets_verb.main,
+}
+
+HELP = """\
+usage: outrider VERB ...
+
+Asynchronous off-policy reinforcement learning: many actor processes, one learner that never waits.
+
+verbs:
+  train PRESET_OR_YAML [--dotted.key=value ...]   train; writes a run directory
+  eval RUN_DIR [--episodes N] [--model NAME]      play with what a run has learned
+  presets [NAME]                                  list the presets, or print one
+
+options:
+  --help       this text; also: outrider VERB --help
+  --version    the version
+
+examples:
+  outrider train cartpole-dqn
+  outrider train sac --env.id=MountainCarContinuous-v0 --actors.n_actors=4
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: Arguments after the command's name; None: those of the process.
+
+    Returns:
+        The exit code.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        with Interrupts():
+            return _dispatch(arguments)
+    except (ConfigError, RunDirError) as error:
+        return _fail(" ".join(str(error).split()), 2)
+    except Interrupted as error:
+        print(f"outrider: {error}", file=sys.stderr)
+        return error.exit_code
+    except OutriderError as error:  # says all itself, the traceback of a failed actor included
+        return _fail(str(error), 1)
+    except SystemExit as done:  # argparse, after it has printed --help
+        return int(done.code or 0)
+    except KeyboardInterrupt:  # in the moments before and after that
+        print("outrider: stopped by SIGINT", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `outrider presets | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0
+    if arguments[0] == "--version":
+        print(f"outrider {__version__}")
+        return 0
+    verb, *rest = arguments
+    if verb not in VERBS:
+        raise ConfigError("verb", f"one of {', '.join(VERBS)}", f"{verb!r}{did_you_mean(verb, VERBS)}")
+    return VERBS[verb](rest)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"outrider: error: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,74 @@
+"""``outrider train``: a preset or a YAML file, overrides, a run."""
+
+from __future__ import annotations
+
+from outrider.cli.arguments import Parser, import_from_here
+
+EPILOG = """\
+keys:
+  Sections are env, agent, actors, step_processor, replay, trainer, evaluator and recorder, beside seed and run_dir.
+  `outrider train PRESET --print-config` shows every key with its value, docs/configuration.md says what each means.
+  A section's class is a short name or an import path; another class begins its section anew.
+
+examples:
+  outrider train cartpole-dqn
+  outrider train cartpole-dqn --trainer.target_score=475 --actors.n_actors=4 --seed=1
+  outrider train dqn --env.id=LunarLander-v3 --agent.lr=3e-4 --run_dir=runs/lunar
+  outrider train sac --env.id=my_package:MyEnv-v0 --env.kwargs='{size: 3}'
+  outrider train my_run.yaml --env.class=my_package.my_env:MyEnvConfig
+"""
+
+FLAGS = ("-h", "--help", "--print-config", "--print_config")
+
+
+def main(arguments: list[str]) -> int:
+    """Train as the arguments say, and print the statistics of both sides.
+
+    Returns:
+        The exit code.
+    """
+    parser = Parser(
+        "outrider train",
+        "Train from a preset (see `outrider presets`) or a YAML file, with any key overridden.",
+        EPILOG,
+    )
+    parser.add_argument("source", metavar="PRESET_OR_YAML", help="name of a preset, or path of a YAML file")
+    parser.add_argument("--print-config", "--print_config", action="store_true", help="print the config, do not train")
+    parser.usage = "outrider train PRESET_OR_YAML [--dotted.key=value ...] [--print-config]"
+    own, options = split(arguments)
+    parsed = parser.parse_args(own)
+    import_from_here()
+
+    # Imported here: torch comes with it, and neither --help nor `outrider presets` should wait for that.
+    from outrider.run_config import RunConfig, parse_overrides
+
+    config = RunConfig.from_sources(parsed.source, parse_overrides(options))
+    if parsed.print_config:
+        print(config.to_yaml(), end="")
+        return 0
+
+    from outrider.actor import actor_stats_fmt
+    from outrider.wiring import run
+
+    result = run(config, argv=["outrider", "train", *arguments])
+    print("Stats of async trainer")
+    print(result.stats.fmt())
+    print("Stats of generated samples in actors")
+    print(actor_stats_fmt(result.actor_stats))
+    print(f"Run directory: {result.run_dir}")
+    return 0
+
+
+def split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Tell the verb's own arguments from overrides, each with its value where that is an argument of its own."""
+    own: list[str] = []
+    overrides: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in FLAGS or not argument.startswith("--"):
+            own.append(argument)
+            continue
+        overrides.append(argument)
+        if "=" not in argument and (value := next(rest, None)) is not None:
+            overrides.append(value)
+    return own, overrides

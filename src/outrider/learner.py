@@ -1,0 +1,337 @@
+"""Stations (3) to (5): the learner's loop, the same for the asynchronous and the synchronous trainer.
+
+One iteration, in this order: insert as far as the balance allows, opt step, evaluation, ``best``, numbered save,
+publication, cost statistics, store, flush, stop test.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from outrider.balance import Balance
+from outrider.config import Config, require
+from outrider.core import Agent, Evaluator, Recorder, ReplayBuffer
+from outrider.data import Record
+from outrider.model_sync import ModelSender
+from outrider.statistics import Counters, Meter
+
+ROWS_PER_INSERT = 4096  # rows taken between two opt steps at most, so that a flood of data never holds the learner
+STORE_INTERVAL_S = 0.5  # statistics reach the recorder at least this often, so that a live display lives
+PUBLISH_ENV_STEPS_INTERVAL_S = 0.25  # while nothing is learnt, exploration schedules still see env steps this often
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsyncTrainerConfig(Config):
+    """When the learner does what. Intervals are in opt steps; 0 switches an evaluation, save or record interval off.
+
+    Attributes:
+        max_opts: Opt steps after which the run ends; None: no limit.
+        max_env_steps: Env steps after which the run ends; None: no limit.
+        max_time_s: Seconds of training after which the run ends; None: no limit.
+        target_score: Evaluation score that ends the run; None: no target.
+        eval_interval: Opt steps between evaluations.
+        flush_record_interval: Opt steps between writes of the recorder.
+        record_compute_cost_interval: Opt steps between measurements of the cost of an opt step.
+        record_agent_info_interval: Opt steps between records of the agent (losses and the like).
+        save_interval: Opt steps between numbered saves of the model.
+        sync_interval: Opt steps between publications to the actors, at least 1.
+        warmup_period: Rows in the replay buffer before the first opt step.
+        samples_per_insert: Rows drawn per row inserted after the warm-up; None: both sides run free.
+        mode: ``async`` (actors in processes or threads of their own), or ``sync`` (actors and learner take turns
+            in one process, bit for bit reproducible).
+    """
+
+    max_opts: int | None = 100_000
+    max_env_steps: int | None = None
+    max_time_s: float | None = None
+    target_score: float | None = None
+    eval_interval: int = 5_000
+    flush_record_interval: int = 500
+    record_compute_cost_interval: int = 500
+    record_agent_info_interval: int = 500
+    save_interval: int = 0
+    sync_interval: int = 10
+    warmup_period: int = 1_000
+    samples_per_insert: float | None = 8.0
+    mode: Literal["async", "sync"] = "async"
+
+    def __post_init__(self) -> None:
+        for name in ("max_opts", "max_env_steps", "max_time_s"):
+            value = getattr(self, name)
+            require(value is None or value > 0, name, "a number > 0, or null", value)
+        for name in (
+            "eval_interval",
+            "flush_record_interval",
+            "record_compute_cost_interval",
+            "record_agent_info_interval",
+            "save_interval",
+        ):
+            require(getattr(self, name) >= 0, name, "an int >= 1, or 0 for off", getattr(self, name))
+        require(self.sync_interval >= 1, "sync_interval", "an int >= 1", self.sync_interval)
+        require(self.warmup_period >= 1, "warmup_period", "an int >= 1", self.warmup_period)
+        spi = self.samples_per_insert
+        require(spi is None or 0 < spi < float("inf"), "samples_per_insert", "a number > 0, or null", spi)
+        require(
+            self.target_score is None or self.eval_interval > 0,
+            "eval_interval",
+            "an int >= 1, since target_score is set",
+            self.eval_interval,
+        )
+
+
+@dataclass(frozen=True)
+class AsyncTrainStat:
+    """What a run of the trainer did.
+
+    Attributes:
+        samples: Rows inserted into the replay buffer (border's word).
+        sampled: Rows drawn from it.
+        env_steps: Valid single-environment steps.
+        opt_steps: Calls of ``Agent.opt``.
+        updates: Gradient steps.
+        episodes: Episodes finished.
+        samples_per_insert: Rows drawn per row inserted after the warm-up.
+        duration_s: Seconds of training.
+        best_score: Best evaluation score, None without evaluations.
+        stopped_by: Why it ended: ``max_opts``, ``max_env_steps``, ``max_time_s``, ``target_score`` or ``request``.
+    """
+
+    samples: int
+    sampled: int
+    env_steps: int
+    opt_steps: int
+    updates: int
+    episodes: int
+    samples_per_insert: float
+    duration_s: float
+    best_score: float | None
+    stopped_by: str
+
+    @property
+    def samples_per_s(self) -> float:
+        """Rows inserted per second."""
+        return self.samples / self.duration_s if self.duration_s > 0 else 0.0
+
+    @property
+    def opt_steps_per_s(self) -> float:
+        """Opt steps per second."""
+        return self.opt_steps / self.duration_s if self.duration_s > 0 else 0.0
+
+    def fmt(self) -> str:
+        """A header and a line of three numbers."""
+        numbers = f"{self.samples_per_s:.1f}, {self.opt_steps_per_s:.1f}, {self.duration_s:.1f}"
+        return f"samples/sec, opt_steps/sec, duration\n{numbers}"
+
+
+class Source(Protocol):
+    """Where rows come from: the item channel, or samplers stepped in turn."""
+
+    def collect(self, max_rows: int) -> int:
+        """Insert what is there, about `max_rows` at most (whole messages), and count it; 0 if there was nothing."""
+        ...
+
+    def wait(self) -> None:
+        """Sleep a moment, or until there is something."""
+        ...
+
+    def statistics(self) -> Record:
+        """What the source knows of itself, such as how full its rings are."""
+        ...
+
+
+class Learner:
+    """The loop.
+
+    **Process**: the caller's thread.
+    **Owns** nothing: agent, buffer, source and sender are given.
+    **Blocks** while the balance or the warm-up forbids an opt step and nothing arrives.
+    **Closes** nothing; a final publication, flush and save always happen.
+    """
+
+    def __init__(
+        self,
+        config: AsyncTrainerConfig,
+        agent: Agent,
+        buffer: ReplayBuffer,
+        source: Source,
+        sender: ModelSender,
+        counters: Counters,
+        slack: int,
+        should_stop: Callable[[], str | None],
+    ) -> None:
+        self.config = config
+        self.agent = agent
+        self.buffer = buffer
+        self.source = source
+        self.sender = sender
+        self.counters = counters
+        self.balance = Balance(config.samples_per_insert, config.warmup_period, slack)
+        self.should_stop = should_stop
+        self.best_score: float | None = None
+        self._last_score: float | None = None
+        self._published = (-1, -1)  # opt steps and env steps at the last publication
+        self._published_at = 0.0
+        self.looping = False  # between the first look at the stop conditions and the final save
+
+    @property
+    def opt_steps(self) -> int:
+        """Opt steps so far."""
+        return self.counters.opt_steps
+
+    def run(self, recorder: Recorder, evaluator: Evaluator) -> AsyncTrainStat:
+        """Train until a stop condition holds. Flushes, saves and publishes also when it is left by an exception."""
+        self.recorder, self.evaluator = recorder, evaluator
+        self.meter = Meter(self.counters)
+        self._publish()
+        try:
+            self.looping = True
+            stopped_by = self._loop()
+        finally:
+            self.looping = False
+            error = sys.exception()
+            try:
+                self._finish()
+            finally:
+                if error is not None:
+                    raise error  # nothing that fails on the way out may hide why we go
+        return self._stat(stopped_by)
+
+    def _loop(self) -> str:
+        config, buffer = self.config, self.buffer
+        while True:
+            reason = self._stop_reason()
+            if reason is not None:
+                return reason
+            allowed = self.balance.rows_allowed(buffer.inserted, buffer.sampled, ROWS_PER_INSERT)
+            arrived = self.source.collect(allowed) if allowed else 0
+            if len(buffer) < config.warmup_period or not self.balance.may_opt(buffer.inserted, buffer.sampled):
+                if not arrived:
+                    self._wait()
+                self._store_if_due()
+                continue
+            record = self._opt()
+            self._evaluate_and_save(record)
+            if self.opt_steps % config.sync_interval == 0:
+                self._publish()
+            self._record(record)
+
+    def _opt(self) -> Record:
+        """One opt step, with a record or with its cost where one is due."""
+        config, n = self.config, self.opt_steps + 1
+        started = time.perf_counter() if _due(n, config.record_compute_cost_interval) else None
+        if _due(n, config.record_agent_info_interval):
+            record = self.agent.opt_with_record(self.buffer)
+        else:
+            self.agent.opt(self.buffer)
+            record = {}
+        if started is not None:
+            record["time/opt_time_ms"] = (time.perf_counter() - started) * 1e3
+        self.counters.opt_steps = n
+        return record
+
+    def _evaluate_and_save(self, record: Record) -> None:
+        config = self.config
+        if _due(self.opt_steps, config.eval_interval):
+            score, scores = self.evaluator.evaluate(self.agent)
+            record.update(scores)
+            if not math.isnan(score):  # as it is when the evaluation was stopped
+                self._last_score = score
+                if self.best_score is None or score > self.best_score:
+                    self.best_score = score
+                    self.recorder.save_model("best", self.agent)
+                record["eval/best_mean_reward"] = self.best_score
+        if _due(self.opt_steps, config.save_interval):
+            self.recorder.save_model(str(self.opt_steps), self.agent)
+
+    def _record(self, record: Record) -> None:
+        if record:
+            self.recorder.store(self._axes() | record)
+        self._store_if_due()
+        if _due(self.opt_steps, self.config.flush_record_interval) or "eval/mean_reward" in record:
+            self._flush()
+
+    def _store_if_due(self) -> None:
+        if self.meter.seconds_since_read() >= STORE_INTERVAL_S:
+            self.recorder.store(self._statistics())
+
+    def _flush(self) -> None:
+        self.recorder.store(self._statistics())
+        self.recorder.flush(self.opt_steps)
+
+    def _wait(self) -> None:
+        opt_steps, env_steps = self._published
+        stale = env_steps != self.counters.env_steps and self._age() >= PUBLISH_ENV_STEPS_INTERVAL_S
+        if opt_steps != self.opt_steps or stale:
+            self._publish()
+        with self.meter.waiting():
+            self.source.wait()
+
+    def _age(self) -> float:
+        return time.monotonic() - self._published_at
+
+    def _publish(self) -> None:
+        env_steps = self.counters.env_steps
+        n_opts, info = self.agent.model_info()
+        self.sender.publish(n_opts, info, env_steps)
+        self._published = (self.opt_steps, env_steps)
+        self._published_at = time.monotonic()
+
+    def _stop_reason(self) -> str | None:
+        config = self.config
+        if config.max_opts is not None and self.opt_steps >= config.max_opts:
+            return "max_opts"
+        if config.target_score is not None and self._last_score is not None and self._last_score >= config.target_score:
+            return "target_score"
+        if config.max_env_steps is not None and self.counters.env_steps >= config.max_env_steps:
+            return "max_env_steps"
+        if config.max_time_s is not None and self.meter.seconds() >= config.max_time_s:
+            return "max_time_s"
+        return self.should_stop()
+
+    def _axes(self) -> Record:
+        return {
+            "opt_steps": self.opt_steps,
+            "env_steps": self.counters.env_steps,
+            "time_s": self.meter.seconds(),
+        }
+
+    def _statistics(self) -> Record:
+        buffer = self.buffer
+        return (
+            self._axes()
+            | self.meter.read(buffer.inserted, buffer.sampled)
+            | self.source.statistics()
+            | {"async/samples_per_insert": self.balance.achieved(buffer.inserted, buffer.sampled)}
+        )
+
+    def _finish(self) -> None:
+        """The final publication, save and flush: each happens whatever the others do."""
+        with ExitStack() as last:
+            last.callback(self._flush)
+            last.callback(self.recorder.save_model, "last", self.agent)
+            last.callback(self._publish)
+
+    def _stat(self, stopped_by: str) -> AsyncTrainStat:
+        buffer = self.buffer
+        return AsyncTrainStat(
+            samples=buffer.inserted,
+            sampled=buffer.sampled,
+            env_steps=self.counters.env_steps,
+            opt_steps=self.opt_steps,
+            updates=getattr(self.agent, "updates", self.opt_steps),
+            episodes=self.counters.episodes,
+            samples_per_insert=self.balance.achieved(buffer.inserted, buffer.sampled),
+            duration_s=self.meter.seconds(),
+            best_score=self.best_score,
+            stopped_by=stopped_by,
+        )
+
+
+def _due(n: int, interval: int) -> bool:
+    return interval > 0 and n % interval == 0

@@ -1,0 +1,211 @@
+"""The config of a whole run: what ``outrider train`` reads, overrides, checks and writes to ``config.yaml``.
+
+::
+
+    preset or YAML file ──▶ overrides ──▶ strict types ──▶ checks across sections ──▶ RunConfig
+    load_preset             override      Config           RunConfig.__post_init__
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from outrider import presets
+from outrider.actor_manager import ActorManagerConfig
+from outrider.async_trainer import AsyncTrainerConfig
+from outrider.config import Config, Family, did_you_mean, family_of, field_types, require, without_version
+from outrider.core import AgentConfig, EnvConfig, ReplayBufferConfig, StepProcessorConfig
+from outrider.errors import ConfigError
+from outrider.strict_yaml import parse_yaml, read_yaml
+
+ENVS = Family(
+    {"gym": "outrider.envs.gymnasium:GymEnvConfig", "atari": "outrider.envs.atari:AtariEnvConfig"}, default="gym"
+)
+AGENTS = Family({"dqn": "outrider.agents.dqn:DqnConfig", "sac": "outrider.agents.sac:SacConfig"})
+STEP_PROCESSORS = Family(
+    {"simple": "outrider.sampling:SimpleStepProcessorConfig", "n_step": "outrider.sampling:NStepProcessorConfig"},
+    default="simple",
+)
+REPLAYS = Family({"uniform": "outrider.replay.uniform:SimpleReplayBufferConfig"}, default="uniform")
+EVALUATORS = Family({"default": "outrider.evaluation:DefaultEvaluatorConfig"}, default="default")
+RECORDERS = Family({"default": "outrider.recording:RecorderConfig"}, default="default")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Config):
+    """Everything about a run.
+
+    Attributes:
+        env: The environment: ``gym`` (the default) or ``atari``, or an own class.
+        agent: The agent: ``dqn`` or ``sac``, or an own class.
+        actors: How many actors, how many environments each, and what they send.
+        step_processor: Turns steps into items: ``simple`` (the default) or ``n_step``.
+        replay: The replay buffer: ``uniform`` (the default).
+        trainer: The learner's loop: budgets, intervals and the balance with the actors.
+        evaluator: How the agent is scored: ``default``.
+        recorder: What is written and shown: ``default``.
+        seed: The one seed that all others come from, >= 0.
+        run_dir: Directory of the run, new or empty; None: :func:`outrider.run_dir.default_path` makes one.
+    """
+
+    env: Annotated[EnvConfig, ENVS]
+    agent: Annotated[AgentConfig, AGENTS]
+    actors: ActorManagerConfig = field(default_factory=ActorManagerConfig)
+    step_processor: Annotated[StepProcessorConfig, STEP_PROCESSORS] = field(
+        default_factory=STEP_PROCESSORS.build_default
+    )
+    replay: Annotated[ReplayBufferConfig, REPLAYS] = field(default_factory=REPLAYS.build_default)
+    trainer: AsyncTrainerConfig = field(default_factory=AsyncTrainerConfig)
+    evaluator: Annotated[Any, EVALUATORS] = field(default_factory=EVALUATORS.build_default)
+    recorder: Annotated[Any, RECORDERS] = field(default_factory=RECORDERS.build_default)
+    seed: int = 0
+    run_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check what no section can see alone. Own classes are checked as far as they have these fields."""
+        require(self.seed >= 0, "seed", "an integer >= 0", self.seed)
+        require(self.run_dir != "", "run_dir", "a path, or null", "an empty one")
+        warmup = self.trainer.warmup_period
+        capacity = getattr(self.replay, "capacity", None)
+        if capacity is not None:
+            expected = f"at most replay.capacity ({capacity})"
+            require(warmup <= capacity, "trainer.warmup_period", expected, warmup)
+        batch_size = getattr(self.agent, "batch_size", None)
+        if batch_size is not None:
+            expected = f"at most trainer.warmup_period ({warmup})"
+            require(batch_size <= warmup, "agent.batch_size", expected, batch_size)
+        self._settle_discount()
+
+    def _settle_discount(self) -> None:
+        """A step processor that sums rewards over several steps discounts them as the agent does."""
+        if not hasattr(self.step_processor, "gamma"):
+            return
+        summed, bootstrapped = self.step_processor.gamma, getattr(self.agent, "gamma", None)
+        if summed is None:
+            require(bootstrapped is not None, "step_processor.gamma", "a number, as the agent has no gamma", "null")
+            settled = dataclasses.replace(self.step_processor, gamma=bootstrapped)  # type: ignore[type-var]
+            object.__setattr__(self, "step_processor", settled)
+        elif bootstrapped is not None:
+            expected = f"agent.gamma ({bootstrapped})"
+            require(summed == bootstrapped, "step_processor.gamma", expected, summed)
+
+    @classmethod
+    def from_sources(cls, source: str | Path, overrides: Mapping[str, Any] | None = None) -> Self:
+        """Read a preset or a YAML file, with overrides.
+
+        Args:
+            source: Name of a preset, or path of a YAML file.
+            overrides: Values by dotted key; see :func:`override`, and :func:`parse_overrides` for a command line.
+
+        Raises:
+            ConfigError: No such preset or file, or the result is not a possible run.
+        """
+        return cls.from_dict(override(load_preset(source), overrides or {}))
+
+
+def load_preset(name_or_path: str | Path) -> dict[str, Any]:
+    """Read a preset by name, or any YAML file by path.
+
+    Raises:
+        ConfigError: Neither a preset nor a file, or not a mapping in YAML.
+    """
+    known = presets.names()
+    if str(name_or_path) in known:
+        return without_version(parse_yaml(presets.text(str(name_or_path)), f"{name_or_path}.yaml"))
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return without_version(read_yaml(path))
+    expected = f"one of {', '.join(known)}, or the path of a YAML file"
+    raise ConfigError("preset", expected, f"{str(name_or_path)!r}{did_you_mean(str(name_or_path), known)}")
+
+
+def parse_overrides(options: Iterable[str]) -> dict[str, Any]:
+    """Read ``--dotted.key=value`` and ``--dotted.key value``; values are YAML, ``-`` in keys stands for ``_``.
+
+    Raises:
+        ConfigError: Something that is no such option, one without a value, or a value that is not YAML.
+    """
+    values: dict[str, Any] = {}
+    rest = iter(options)
+    for option in rest:
+        name, equals, text = option.partition("=")
+        require(name.startswith("--") and len(name) > 2, option, "an override such as --trainer.max_opts=1000", option)
+        key = name[2:].replace("-", "_")
+        if not equals:
+            text = next(rest, "--")
+            require(not text.startswith("--"), key, f"a value, as in {name}=VALUE", "nothing")
+        values[key] = parse_yaml(text, key)
+    return values
+
+
+def override(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Put values at dotted keys into the sections of a run.
+
+    A mapping given to a whole section is merged into it, anything deeper is replaced. A name given to a section is
+    its ``class``. A class other than the one in `data` begins its section anew: keys of the old class are dropped,
+    those among the overrides stay, in whatever order they come.
+
+    Args:
+        data: Sections by top-level key, as in YAML. Left as it is.
+        overrides: Values by dotted key. Those inside sections are not checked here: building the
+            :class:`RunConfig` does.
+
+    Returns:
+        The new sections.
+
+    Raises:
+        ConfigError: A key below a value that has no keys, or a key without its section.
+    """
+    families = {name: family_of(annotation) for name, annotation in field_types(RunConfig).items()}
+    result = {
+        key: {"class": value} if families.get(key) and isinstance(value, str) else value for key, value in data.items()
+    }
+    flat = dict(_flatten(overrides, families))
+    for name, family in families.items():
+        given = flat.get(f"{name}.class")
+        section = result.get(name)
+        if family and given is not None and isinstance(section, Mapping):
+            result[name] = section if section.get("class", family.default) == given else {}
+    for key, value in flat.items():
+        if key not in families and "." not in key:
+            raise _unknown(key, families, result)
+        result = _with(result, key.split("."), value, key)
+    return result
+
+
+def _flatten(overrides: Mapping[str, Any], families: Mapping[str, Family | None]) -> Iterable[tuple[str, Any]]:
+    """Dotted keys for mappings that stand for sections, ``class`` for names that do."""
+    for key, value in overrides.items():
+        if isinstance(value, Mapping) and "." not in key:
+            yield from ((f"{key}.{name}", item) for name, item in value.items())
+        elif families.get(key) and isinstance(value, str):
+            yield f"{key}.class", value
+        else:
+            yield key, value
+
+
+def _unknown(key: str, families: Mapping[str, Family | None], data: Mapping[str, Any]) -> ConfigError:
+    """What to say to ``--max_opts=1``, which lacks its section."""
+    classes: dict[str, Any] = {"actors": ActorManagerConfig, "trainer": AsyncTrainerConfig}
+    for name, family in families.items():
+        section = data.get(name, {})
+        if family and isinstance(section, Mapping) and ("class" in section or family.default):
+            classes[name] = family.resolve(section.get("class", family.default), f"{name}.class")
+    found = next((f"{name}.{key}" for name in families if name in classes and key in field_types(classes[name])), None)
+    hint = f" (did you mean {found}?)" if found else did_you_mean(key, families)
+    return ConfigError(key, f"one of {', '.join(families)}", f"an unknown key{hint}")
+
+
+def _with(data: Any, path: list[str], value: Any, key: str) -> dict[str, Any]:
+    """A copy of nested mappings with a value at a path."""
+    if data is not None and not isinstance(data, Mapping):
+        parent = key.removesuffix("." + ".".join(path))
+        raise ConfigError(key, f"{parent} to have keys", f"{data!r} there")
+    first, *rest = path
+    below = dict(data or {})
+    below[first] = _with(below.get(first), rest, value, key) if rest else value
+    return below

@@ -1,0 +1,44 @@
+"""Nothing that a test started may be left behind, and what children run can be imported by them."""
+
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+
+import psutil
+import pytest
+
+# Children get the parent's sys.path: functions they run live in modules beside their tests, found by plain name.
+sys.path.append(str(Path(__file__).parent / "processes"))
+
+
+def _children() -> set[str]:
+    """Child processes, without the two helpers that Python keeps until it ends."""
+    multiprocessing.active_children()  # reaps those that ended
+    helpers = {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
+    return {
+        f"process {p.pid} {p.name()}"
+        for p in psutil.Process().children(recursive=True)
+        if p.pid not in helpers and p.status() != psutil.STATUS_ZOMBIE
+    }
+
+
+def _held() -> set[str]:
+    # pytest-timeout runs a thread beside every test, this fixture's end included.
+    threads = {f"thread {t.name}" for t in threading.enumerate() if not t.name.startswith("pytest_timeout")}
+    files = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
+    return _children() | threads | files
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    before = _held()
+    yield
+    deadline = time.monotonic() + 5
+    while (left := _held() - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, f"left behind by the tests: {sorted(left)}"

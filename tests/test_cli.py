@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from outrider import presets
+from outrider.cli import main
+from outrider.errors import ActorFailed, Interrupted, RunDirError
+from outrider.run_config import RunConfig
+from outrider.version import __version__
+
+
+@dataclass(frozen=True)
+class Stats:
+    def fmt(self) -> str:
+        return "samples/sec, opt_steps/sec, duration\n1.0, 2.0, 3.0"
+
+
+@dataclass(frozen=True)
+class Result:
+    stats: Stats
+    actor_stats: tuple[Any, ...]
+    run_dir: Path
+
+
+class Wiring(ModuleType):
+    """Takes the place of the module that runs things, and notes what it was asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__("outrider.wiring")
+        self.calls: list[tuple[Any, ...]] = []
+        self.failure: BaseException | None = None
+
+    def run(self, config: RunConfig, *, argv: list[str]) -> Result:
+        self.calls.append((config, argv))
+        if self.failure:
+            raise self.failure
+        return Result(Stats(), (), Path("runs/x"))
+
+    def evaluate_run(self, run_dir: Path, model: str, episodes: int, seed: int) -> tuple[float, dict[str, Any]]:
+        self.calls.append((run_dir, model, episodes, seed))
+        return 21.5, {"eval/mean_reward": 21.5, "eval/episodes": 3}
+
+
+@pytest.fixture
+def wiring(monkeypatch: pytest.MonkeyPatch) -> Wiring:
+    fake = Wiring()
+    monkeypatch.setitem(sys.modules, "outrider.wiring", fake)
+    return fake
+
+
+Outrider = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def outrider(capsys: pytest.CaptureFixture[str]) -> Outrider:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_training_hands_the_resolved_config_on_and_prints_both_statistics(outrider: Outrider, wiring: Wiring) -> None:
+    arguments = ("train", "--seed", "7", "cartpole-dqn", "--trainer.max-opts=2_000", "--actors.n_actors=3")
+    code, out, err = outrider(*arguments)
+    assert (code, err) == (0, "")
+    config, argv = wiring.calls[0]
+    assert (config.seed, config.trainer.max_opts, config.actors.n_actors) == (7, 2000, 3)
+    assert argv == ["outrider", *arguments]
+    assert out.startswith("Stats of async trainer\nsamples/sec, opt_steps/sec, duration\n1.0, 2.0, 3.0\n")
+    assert "\nStats of generated samples in actors\nactor_id, samples, samples/sec, duration\n" in out
+    assert out.endswith("Run directory: runs/x\n")
+
+
+def test_print_config_prints_what_can_be_run_again(outrider: Outrider, wiring: Wiring, tmp_path: Path) -> None:
+    code, out, _ = outrider("train", "cartpole-dqn", "--print-config", "--seed=3")
+    assert (code, wiring.calls) == (0, [])
+    path = tmp_path / "again.yaml"
+    path.write_text(out)
+    assert outrider("train", str(path))[0] == 0
+    assert wiring.calls[0][0] == RunConfig.from_sources("cartpole-dqn", {"seed": 3})
+
+
+def test_evaluation_prints_score_and_metrics(outrider: Outrider, wiring: Wiring) -> None:
+    code, out, _ = outrider("eval", "runs/x", "--episodes", "3", "--model=last", "--seed=5")
+    assert code == 0
+    assert wiring.calls == [(Path("runs/x"), "last", 3, 5)]
+    assert out == "Score of model last over 3 episodes: 21.5\neval/episodes: 3\neval/mean_reward: 21.5\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("trian",), "verb: expected one of train, eval, presets, got 'trian' (did you mean train?)"),
+        (("train",), "outrider train: expected PRESET_OR_YAML, got nothing"),
+        (("train", "cartpole-dqn", "pong-dqn"), "outrider train: expected no more arguments, got pong-dqn"),
+        (("train", "cartpole-dqn", "-n", "3"), "outrider train: expected no more arguments, got -n 3"),
+        (("train", "no-such"), "preset: expected one of cartpole-dqn, dqn, "),
+        (("train", "no/such.yaml"), "no/such.yaml: expected a YAML file, got no file at that path"),
+        (("train", "cartpole-dqn", "--seed"), "seed: expected a value, as in --seed=VALUE, got nothing"),
+        (("train", "cartpole-dqn", "--seed=x"), "seed: expected an integer, got 'x'"),
+        (("train", "cartpole-dqn", "--agent.gama=1"), "agent.gama: expected one of "),
+        (("train", "cartpole-dqn", "--max_opts=1"), "max_opts: expected one of env, agent, actors, "),
+        (("train", "cartpole-dqn", "--agent.class=no_such_mod:X"), "agent.class: expected a module that can be "),
+        (("train", "dqn"), "env.id: expected a value, got nothing"),
+        (("train", "sac"), "env.id: expected a value, got nothing"),
+        (("eval",), "outrider eval: expected RUN_DIR, got nothing"),
+        (("eval", "x", "--episodes"), "--episodes: expected one argument, got nothing"),
+        (("eval", "x", "--episodes=0"), "--episodes: expected an integer >= 1, got '0'"),
+        (("eval", "x", "--seed=1.5"), "--seed: expected an integer >= 0, got '1.5'"),
+        (("eval", "x", "--model=bets"), "--model: expected best, last or a number of opt steps, got 'bets'"),
+        (("eval", "x", "--episode=3"), "outrider eval: expected options among --help, --episodes, --model, --seed, "),
+        (
+            ("presets", "pong"),
+            "preset: expected one of cartpole-dqn, dqn, pendulum-sac, pong-dqn, sac, got 'pong' (did",
+        ),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], message: str, outrider: Outrider, wiring: Wiring
+) -> None:
+    code, out, err = outrider(*arguments)
+    assert (code, out, wiring.calls) == (2, "", [])
+    assert err.startswith(f"outrider: error: {message}")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+
+
+def test_a_used_run_directory_is_refused_with_exit_code_2(outrider: Outrider, wiring: Wiring) -> None:
+    wiring.failure = RunDirError("run_dir: expected a new or empty directory, got runs/x")
+    assert outrider("train", "cartpole-dqn")[::2] == (2, f"outrider: error: {wiring.failure}\n")
+
+
+def test_a_failed_actor_is_shown_with_its_own_traceback(outrider: Outrider, wiring: Wiring) -> None:
+    wiring.failure = ActorFailed(3, "Traceback (most recent call last):\n  ...\nValueError: boom\n")
+    code, _, err = outrider("train", "cartpole-dqn")
+    assert code == 1
+    assert err.startswith("outrider: error: actor 3 failed: ValueError: boom\nTraceback (most recent call last):\n")
+
+
+def test_an_unexpected_exception_keeps_its_traceback(outrider: Outrider, wiring: Wiring) -> None:
+    wiring.failure = ZeroDivisionError("boom")
+    with pytest.raises(ZeroDivisionError):
+        outrider("train", "cartpole-dqn")
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "text"),
+    [
+        (Interrupted(signal.SIGINT), 130, "outrider: stopped by SIGINT\n"),
+        (Interrupted(signal.SIGTERM), 143, "outrider: stopped by SIGTERM\n"),
+        (KeyboardInterrupt(), 130, "outrider: stopped by SIGINT\n"),
+    ],
+)
+def test_a_signal_ends_with_its_exit_code(
+    failure: BaseException, code: int, text: str, outrider: Outrider, wiring: Wiring
+) -> None:
+    wiring.failure = failure
+    assert outrider("train", "cartpole-dqn")[::2] == (code, text)
+
+
+def test_presets_are_listed_and_printed(outrider: Outrider) -> None:
+    code, out, _ = outrider("presets")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == presets.names()
+    assert yaml.safe_load(outrider("presets", "pong-dqn")[1])["env"]["class"] == "atari"
+
+
+def test_help_and_version_are_printed(outrider: Outrider, capsys: pytest.CaptureFixture[str]) -> None:
+    assert outrider("--version") == (0, f"outrider {__version__}\n", "")
+    assert outrider()[:2] == outrider("--help")[:2]
+    for verb in ("train", "eval", "presets"):
+        assert verb in outrider("--help")[1]
+        code, out, err = outrider(verb, "--help")
+        assert (code, err) == (0, "")
+        assert "examples:" in out
+    assert "--print-config" in outrider("train", "--help")[1]
+
+
+def test_own_classes_beside_the_user_are_found(
+    outrider: Outrider, wiring: Wiring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_env_of_test_cli.py").write_text(
+        "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass OwnEnvConfig:\n    size: int = 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    code, _, err = outrider("train", "dqn", "--env.class=own_env_of_test_cli:OwnEnvConfig", "--env.size=3")
+    assert (code, err) == (0, "")
+    assert wiring.calls[0][0].to_dict()["env"] == {"class": "own_env_of_test_cli:OwnEnvConfig", "size": 3}
+
+
+def test_listing_presets_does_not_wait_for_torch() -> None:
+    script = "import sys; from outrider.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    for arguments in (["presets"], ["--help"], ["train", "--help"], ["eval", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -m outrider presets pong-dqn | true"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""

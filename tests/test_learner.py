@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.errors import ConfigError
+from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner
+from outrider.statistics import Counters
+
+
+class World:
+    """Fakes of everything around the loop; each writes what it was asked to do into one list."""
+
+    def __init__(self, *, rows_per_collect: int = 10, scores: tuple[float, ...] = (0.0,), fail_at: int = 0) -> None:
+        self.calls: list[str] = []
+        self.records: list[dict[str, Any]] = []
+        self.counters = Counters(1)
+        self.inserted = self.sampled = self.opts = 0
+        self.rows_per_collect = rows_per_collect
+        self.scores = list(scores)
+        self.fail_at = fail_at
+        self.published: list[tuple[int, int]] = []
+        self.stop_reason: str | None = None
+
+    # source
+    def collect(self, max_rows: int) -> int:
+        rows = min(self.rows_per_collect, max_rows)
+        self.inserted += rows
+        self.counters.arrived(0, 0, self.inserted, ())
+        self.calls.append("collect")
+        return rows
+
+    def wait(self) -> None:
+        self.calls.append("wait")
+
+    def statistics(self) -> dict[str, Any]:
+        return {}
+
+    # buffer
+    def __len__(self) -> int:
+        return self.inserted
+
+    # agent
+    def opt(self, buffer: Any) -> None:
+        self.opts += 1
+        if self.opts == self.fail_at:
+            raise ZeroDivisionError("in the agent")
+        self.sampled += 4
+        self.calls.append("opt")
+
+    def opt_with_record(self, buffer: Any) -> dict[str, Any]:
+        self.opt(buffer)
+        return {"train/loss": 1.0}
+
+    def model_info(self) -> tuple[int, dict[str, Any]]:
+        return self.opts, {"w": np.zeros(1)}
+
+    # sender
+    def publish(self, n_opts: int, info: Any, env_steps: int) -> None:
+        self.published.append((n_opts, env_steps))
+        self.calls.append("publish")
+
+    # evaluator
+    def evaluate(self, agent: Any) -> tuple[float, dict[str, Any]]:
+        self.calls.append("evaluate")
+        score = self.scores.pop(0) if self.scores else -1.0
+        return score, {"eval/mean_reward": score}
+
+    # recorder
+    def store(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+        self.calls.append("store")
+
+    def flush(self, step: int) -> None:
+        self.calls.append(f"flush {step}")
+
+    def save_model(self, name: str, agent: Any) -> None:
+        self.calls.append(f"save {name}")
+
+    def learner(self, **config: Any) -> Learner:
+        base = {"max_opts": 4, "warmup_period": 20, "samples_per_insert": None, "sync_interval": 2}
+        off = dict.fromkeys(
+            (
+                "eval_interval",
+                "flush_record_interval",
+                "record_compute_cost_interval",
+                "record_agent_info_interval",
+                "save_interval",
+            ),
+            0,
+        )
+        fake: Any = self
+        return Learner(
+            AsyncTrainerConfig(**(off | base | config)),
+            fake,
+            fake,
+            fake,
+            fake,
+            self.counters,
+            slack=10,
+            should_stop=lambda: self.stop_reason,
+        )
+
+    def run(self, **config: Any) -> AsyncTrainStat:
+        fake: Any = self
+        return self.learner(**config).run(fake, fake)
+
+
+def test_the_order_of_one_opt_step_is_as_documented() -> None:
+    world = World()
+    world.run(
+        max_opts=2,
+        eval_interval=2,
+        save_interval=2,
+        flush_record_interval=2,
+        record_agent_info_interval=2,
+        warmup_period=1,
+        sync_interval=2,
+    )
+    assert world.calls == [
+        "publish",  # the initial parameters, before anything else
+        *["collect", "opt"],
+        *["collect", "opt", "evaluate", "save best", "save 2", "publish", "store", "store", "flush 2"],
+        *["publish", "save last", "store", "flush 2"],
+    ]
+
+
+def test_no_opt_step_happens_before_the_warm_up_is_over() -> None:
+    world = World(rows_per_collect=7)
+    world.run(warmup_period=50, max_opts=1)
+    assert world.calls[: world.calls.index("opt")].count("collect") == 8
+    assert world.inserted >= 50
+
+
+def test_the_learner_waits_only_when_nothing_arrived() -> None:
+    world = World(rows_per_collect=0)
+    waits = []
+
+    def wait() -> None:
+        waits.append(world.inserted)
+        world.rows_per_collect = 30
+
+    world.wait = wait  # type: ignore[method-assign]
+    world.run(max_opts=1)
+    assert waits == [0]
+
+
+def test_parameters_are_published_before_a_wait_for_data() -> None:
+    world = World(rows_per_collect=10)
+    original = world.collect
+
+    def collect(max_rows: int) -> int:  # the flow stops for a while after the second opt step
+        if world.opts == 1 and "wait" not in world.calls:
+            return 0
+        return original(max_rows)
+
+    world.collect = collect  # type: ignore[method-assign]
+    world.run(samples_per_insert=0.4, sync_interval=1000, max_opts=2, warmup_period=10)
+    assert (1, world.published[1][1]) == world.published[1]
+    assert world.calls[world.calls.index("wait") - 1] == "publish"
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"), [((1.0, 3.0, 3.0, 2.0), ["save best"] * 2), ((-5.0, -6.0, -7.0, -4.0), ["save best"] * 2)]
+)
+def test_best_is_saved_only_when_a_score_is_strictly_greater(scores: tuple[float, ...], best: list[str]) -> None:
+    world = World(scores=scores)
+    stat = world.run(eval_interval=1, max_opts=4)
+    assert [c for c in world.calls if c == "save best"] == best
+    assert stat.best_score == max(scores)
+
+
+def test_intervals_of_zero_switch_evaluation_saves_and_records_off() -> None:
+    world = World()
+    world.run(max_opts=6)
+    assert not {"evaluate", "save 1", "save 2"} & set(world.calls)
+    assert [c for c in world.calls if c.startswith("flush")] == ["flush 6"]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"max_opts": 3}, "max_opts"),
+        ({"max_opts": None, "max_env_steps": 45}, "max_env_steps"),
+        ({"max_opts": None, "max_time_s": 0.02}, "max_time_s"),
+        ({"max_opts": None, "target_score": 10.0, "eval_interval": 1}, "target_score"),
+    ],
+)
+def test_each_stop_condition_ends_the_run(config: dict[str, Any], reason: str) -> None:
+    world = World(scores=(1.0, 2.0, 11.0))
+    stat = world.run(**config)
+    assert stat.stopped_by == reason
+    assert world.calls[-4:-2] == ["publish", "save last"]
+
+
+def test_a_request_ends_the_run_in_order() -> None:
+    world = World()
+    timer = threading.Timer(0.05, lambda: setattr(world, "stop_reason", "request"))
+    timer.start()
+    stat = world.run(max_opts=None)
+    timer.join()
+    assert stat.stopped_by == "request"
+    assert world.calls[-1].startswith("flush")
+
+
+def test_a_run_that_fails_still_saves_and_flushes_and_raises_the_original_error() -> None:
+    world = World(fail_at=3)
+    with pytest.raises(ZeroDivisionError, match="in the agent"):
+        world.run(max_opts=10)
+    assert world.calls[-4:] == ["publish", "save last", "store", "flush 2"]
+
+
+def test_an_error_on_the_way_out_does_not_hide_the_first_one() -> None:
+    world = World(fail_at=3)
+
+    def save_model(name: str, agent: Any) -> None:
+        raise OSError("disk full")
+
+    world.save_model = save_model  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        world.run(max_opts=10)
+    assert world.calls[-1] == "flush 2", "what could still be written was written"
+
+
+def test_every_stored_record_carries_the_three_axes() -> None:
+    world = World()
+    world.run(eval_interval=2, flush_record_interval=1, record_agent_info_interval=1, record_compute_cost_interval=1)
+    for record in world.records:
+        assert isinstance(record["opt_steps"], int)
+        assert isinstance(record["env_steps"], int)
+        assert isinstance(record["time_s"], float)
+
+
+def test_the_table_of_the_run_has_a_header_and_a_line_of_three_numbers() -> None:
+    stat = AsyncTrainStat(
+        samples=1000,
+        sampled=64000,
+        env_steps=1000,
+        opt_steps=500,
+        updates=500,
+        episodes=3,
+        samples_per_insert=64.0,
+        duration_s=2.0,
+        best_score=None,
+        stopped_by="max_opts",
+    )
+    assert stat.fmt() == "samples/sec, opt_steps/sec, duration\n500.0, 250.0, 2.0"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("max_opts", 0),
+        ("max_time_s", -1.0),
+        ("sync_interval", 0),
+        ("warmup_period", 0),
+        ("samples_per_insert", 0.0),
+        ("samples_per_insert", float("inf")),
+        ("eval_interval", -1),
+    ],
+)
+def test_impossible_values_are_refused_by_name(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=key):
+        AsyncTrainerConfig(**{key: value})
