@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -225,19 +227,24 @@ class Actor:
             Exception: Whatever the environment or the policy raises, unchanged.
         """
         self.cell.start()
-        self._state(ActorState.BUILDING)
         try:
-            with guard_init_env.hold(stop=self.stop):
-                env = self.env_config.build(self.env_seed, self.n_envs)
-        except ChannelClosed:  # stopped before it was its turn
-            self.cell.end()
-            return self.cell.stat(self.id)
-        try:
-            self._run(env, item_sender, model_receiver)
+            env = self._build_env(guard_init_env)
+            if env is not None:
+                with _closing_quietly_after_an_error(env):
+                    self._run(env, item_sender, model_receiver)
         finally:
-            env.close()
             self.cell.end()
         return self.cell.stat(self.id)
+
+    def _build_env(self, guard: InitGuard) -> Env | None:
+        """Build the environments when it is this actor's turn; None if the run was stopped by then."""
+        self._state(ActorState.BUILDING)
+        if not guard.acquire(stop=self.stop):
+            return None
+        try:
+            return self.env_config.build(self.env_seed, self.n_envs)
+        finally:
+            guard.release()
 
     def _run(self, env: Env, item_sender: ItemSender, model_receiver: ModelReceiver) -> None:
         model_receiver.require_equal(self.policy.model_info()[1], f"actor {self.id}")
@@ -286,3 +293,17 @@ class Actor:
 
     def _state(self, state: ActorState) -> None:
         self.cell.words[self.cell.STATE] = state
+
+
+@contextmanager
+def _closing_quietly_after_an_error(env: Env) -> Iterator[None]:
+    """Close the environments; what fails in that does not hide the error that ended the actor."""
+    try:
+        yield
+    finally:
+        error = sys.exception()
+        try:
+            env.close()
+        finally:
+            if error is not None:
+                raise error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import fcntl
 import logging
 import os
 import signal
@@ -15,11 +14,13 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import connection, parent_process
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Literal, Self
+
+from setproctitle import setproctitle
 
 from outrider import processes
 from outrider.actor import Actor, ActorBoard, ActorStat
@@ -34,6 +35,7 @@ from outrider.seeding import Role, derive, env_seeds
 log = logging.getLogger(__name__)
 
 TRACEBACK_LIMIT_BYTES = 32_000  # half a pipe's buffer: sending it never blocks a dying actor
+WATCH_S = 0.2  # the supervisor wakes at once when an actor ends; this often it looks whether it is still needed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +131,7 @@ class ActorManager:
         self._board = ActorBoard(len(orders), shared=config.backend == "processes")
         self._crew: list[_ActorProcess | _ActorThread] = []
         self._supervisor: threading.Thread | None = None
+        self._joined = threading.Event()
         self._final: list[ActorStat] | None = None
 
     @classmethod
@@ -202,11 +205,12 @@ class ActorManager:
             if member.alive():
                 log.warning("actor %d did not end within %.1f s: killed", member.id, self.config.stop_timeout_s)
                 member.kill()
+        self._joined.set()
         if self._supervisor is not None:
-            self._supervisor.join(self.config.stop_timeout_s)
+            self._supervisor.join()
+        self._final = self._board.stats()
         for member in self._crew:
             member.close()
-        self._final = self._board.stats()
         atexit.unregister(self.stop_and_join)
         return self._final
 
@@ -219,8 +223,8 @@ class ActorManager:
     def _watch(self) -> None:
         """Sleep until actors end; tell the learner at once if one was not asked to."""
         living: dict[Any, _ActorProcess | _ActorThread] = {member.sentinel: member for member in self._crew}
-        while living:
-            for sentinel in connection.wait(list(living), timeout=1.0):
+        while living and not self._joined.is_set():
+            for sentinel in connection.wait(list(living), WATCH_S):
                 failure = living.pop(sentinel).failure()
                 if failure is not None:
                     self._on_failure(failure)
@@ -228,7 +232,8 @@ class ActorManager:
     def _on_failure(self, failure: ActorFailed) -> None:
         """Decide what an actor's end means. Every failure ends the run; a restart would be decided here."""
         if self.stop.is_set():
-            log.warning("while stopping: %s", failure)
+            log.warning("while stopping: %s", str(failure).splitlines()[0])  # the first failure is the one to read
+            log.debug("%s", failure)
         else:
             self._item_sender.fail(failure)
             self.stop.set()
@@ -242,27 +247,33 @@ class _ActorProcess:
         self._reports, child_end = connection.Pipe(duplex=False)
         payload = processes.dumps(order)
         self.process: BaseProcess = processes.start_process(
-            _actor_main, (payload, *ends, child_end), name=f"outrider: actor {order.id}"
+            _actor_main, (order.id, payload, *ends, child_end), name=f"outrider: actor {order.id}"
         )
         child_end.close()
         assert self.process.pid is not None
-        self._pidfd = os.pidfd_open(self.process.pid)
+        self.pid = self.process.pid
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:  # it is gone already, and so are those whose end this descriptor tells
+            self._pidfd = os.dup(self.process.sentinel)
         self._stop: StopFlag = ends[2]
+        self._killed = False
 
     @property
     def sentinel(self) -> int:
         return self._pidfd
 
     def failure(self) -> ActorFailed | None:
-        """Why it ended; None if it was asked to. Called once it is gone."""
+        """Why it ended; None if it was asked to. Called once it is gone; what it has started goes with it."""
+        processes.kill_group(self.pid)
         self.process.join(1.0)
         text = ""
         try:
             if self._reports.poll():
-                text = self._reports.recv_bytes().decode()
+                text = self._reports.recv_bytes().decode(errors="replace")
         except (EOFError, OSError):  # it died without a word, or in the middle of one
             pass
-        if not text and self.process.exitcode == 0 and self._stop.is_set():
+        if self._killed or (not text and self.process.exitcode == 0 and self._stop.is_set()):
             return None
         return ActorFailed(self.id, text, self.process.exitcode)
 
@@ -274,16 +285,14 @@ class _ActorProcess:
 
     def kill(self) -> None:
         """Kill it and what it started."""
-        pid = self.process.pid
-        assert pid is not None
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # it had not become the leader of its group yet
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._killed = True
+        processes.kill_group(self.pid)
+        with contextlib.suppress(OSError):  # it is gone; or has not become the leader of a group yet
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self.join(1.0)
 
     def close(self) -> None:
+        processes.kill_group(self.pid)
         self.process.join(1.0)
         self._reports.close()
         os.close(self._pidfd)
@@ -336,10 +345,12 @@ class _ActorThread:
         log.error("actor %d is a thread and cannot be killed", self.id)
 
     def close(self) -> None:
-        self._ended.close()
+        if not self.alive():
+            self._ended.close()
 
 
 def _actor_main(
+    actor: int,
     payload: bytes,
     item_sender: ItemSender,
     model_receiver: ModelReceiver,
@@ -350,23 +361,25 @@ def _actor_main(
 ) -> None:
     """Entry of an actor's process."""
     try:
-        _prepare_process()
+        _prepare_process(actor)
         order: ActorOrder = processes.loads(payload)
         order.build(stop, board).run(item_sender, model_receiver, guard)
     except BaseException:  # noqa: BLE001  the entry of an actor: whatever ends it reaches the learner
-        reports.send_bytes(_tail(traceback.format_exc()).encode())
+        reports.send_bytes(_tail(traceback.format_exc()))
         sys.stderr.flush()
         os._exit(1)  # threads that a failed environment left behind must not hold the process
 
 
-def _tail(text: str) -> str:
-    return text if len(text) <= TRACEBACK_LIMIT_BYTES else "[...]\n" + text[-TRACEBACK_LIMIT_BYTES:]
+def _tail(text: str) -> bytes:
+    """The text, or its end where it is long. Anything can be in it: messages are made by environments."""
+    data = text.encode(errors="backslashreplace")
+    return data if len(data) <= TRACEBACK_LIMIT_BYTES else b"[...]\n" + data[-TRACEBACK_LIMIT_BYTES:]
 
 
-def _prepare_process() -> None:
-    """One thread, no GPU, no Ctrl-C; a group of its own, which the kernel kills as a whole when the learner is gone."""
-    os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the learner orders the shutdown
+def _prepare_process(actor: int) -> None:
+    """One thread, no GPU, a title for ``ps``; a group of its own, which ends as a whole when the learner is gone."""
+    processes.lead_group()
+    setproctitle(f"outrider: actor {actor}")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -374,5 +387,3 @@ def _prepare_process() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
-    sentinel = parent_process().sentinel  # type: ignore[union-attr]  # a started process has a parent
-    fcntl.fcntl(sentinel, fcntl.F_SETOWN, -os.getpid())  # the leash of processes.py, now on the whole group

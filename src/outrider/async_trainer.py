@@ -10,6 +10,7 @@ from outrider.channel import ItemReceiver, PushedItemMessage
 from outrider.core import Agent, AgentConfig, EnvConfig, EnvSpec, Evaluator, Recorder, ReplayBuffer, ReplayBufferConfig
 from outrider.data import Record
 from outrider.errors import LayoutMismatch, Unbound
+from outrider.evaluation import attended
 from outrider.flags import InitGuard, StopFlag
 from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner
 from outrider.model_sync import ModelSender
@@ -87,7 +88,7 @@ class AsyncTrainer:
             model_sender,
             counters,
             slack=item_receiver.message_rows,
-            should_stop=lambda: self._stop_reason,
+            should_stop=self._should_stop,
         )
 
     @classmethod
@@ -144,16 +145,30 @@ class AsyncTrainer:
         Args:
             recorder: Takes metrics and models.
             evaluator: Scores the agent every ``eval_interval`` opt steps.
-            guard_init_env: Held while the evaluator builds its environment.
+            guard_init_env: Held while the evaluator builds its environment, if it has an attribute ``guard``.
 
         Raises:
             ActorFailed: An actor ended before it was asked to; carries its traceback.
         """
         choose_threads(self._item_receiver.n_actors)
         try:
-            return self.learner.run(recorder, evaluator)
+            with attended(evaluator, self._stopping, guard_init_env):
+                return self.learner.run(recorder, evaluator)
         finally:
             self.stop.set()
+
+    def _stopping(self) -> bool:
+        return self._stop_reason is not None or self.stop.is_set()
+
+    def _should_stop(self) -> str | None:
+        if self._stop_reason is None and self.stop.is_set():  # by an actor that failed, or by the user
+            self._item_receiver.drain(_take_nothing, max_rows=0)  # raises the failure
+            return "request"
+        return self._stop_reason
+
+
+def _take_nothing(message: PushedItemMessage) -> None:
+    """Leave a message where it is."""
 
 
 def choose_threads(n_actors: int) -> None:

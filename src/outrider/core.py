@@ -297,7 +297,11 @@ class StepProcessorConfig(Protocol):
 
 
 class Evaluator(Protocol):
-    """Scores an agent. Holds configs; builds its environment at the first call, and closes it in `close`."""
+    """Scores an agent. Holds configs; builds its environment at the first call, and closes it in `close`.
+
+    Two attributes are optional; a trainer sets them where they are. ``stop``: a callable that is true once the
+    evaluation is to end early, with the score NaN. ``guard``: held while the environment is built.
+    """
 
     def evaluate(self, agent: Policy) -> tuple[float, Record]:
         """Score (higher is better) and metrics. Leaves the agent in training mode."""

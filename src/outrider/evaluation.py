@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from outrider.config import Config, require
-from outrider.core import Env, EnvConfig, Policy
+from outrider.core import Env, EnvConfig, Evaluator, Policy
 from outrider.data import Episode, Record
+from outrider.flags import InitGuard
 from outrider.seeding import Role, env_seeds
 
 MAX_ENVS = 8
 """Environments that play side by side when their number is not given."""
+
+_GUARD_WAIT_S = 0.1  # between two questions whether to stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +69,7 @@ class DefaultEvaluator:
     Attributes:
         stop: Asked once per step, None or a callable without arguments: True ends the evaluation early, with the
             score NaN (better than no other score) and an empty record. Being asked is also a sign of life.
+        guard: Held while the environments are built, None or the guard that the actors build theirs under.
         episodes: The episodes of the last evaluation, in the order in which they ended.
 
     Raises:
@@ -77,6 +82,7 @@ class DefaultEvaluator:
         self.n_episodes = checked.n_episodes
         self.n_envs = checked.n_envs or min(n_episodes, MAX_ENVS)
         self.stop: Callable[[], bool] | None = None
+        self.guard: InitGuard | None = None
         self.episodes: list[Episode] = []
         self._seeds = env_seeds(seed, 0, 0, self.n_envs, Role.EVALUATOR)
         self._env: Env | None = None
@@ -86,13 +92,19 @@ class DefaultEvaluator:
 
         Leaves the agent in training mode, whatever happens.
         """
-        if self._env is None:
-            self._env = self.env_config.build(self._seeds, self.n_envs)
-        agent.eval()
-        try:
-            self.episodes = self._play(self._env, agent)
-        finally:
-            agent.train()
+        self.episodes = []
+        if self._env is None and self._take_guard():
+            try:
+                self._env = self.env_config.build(self._seeds, self.n_envs)
+            finally:
+                if self.guard is not None:
+                    self.guard.release()
+        if self._env is not None:
+            agent.eval()
+            try:
+                self.episodes = self._play(self._env, agent)
+            finally:
+                agent.train()
         if len(self.episodes) < self.n_episodes:
             return float("nan"), {}
         returns = np.array([episode.ret for episode in self.episodes])
@@ -105,6 +117,13 @@ class DefaultEvaluator:
             "eval/mean_ep_length": float(np.mean([episode.length for episode in self.episodes])),
             "eval/n_episodes": self.n_episodes,
         }
+
+    def _take_guard(self) -> bool:
+        """Wait until nobody builds an environment; False if it was stopped meanwhile."""
+        while self.guard is not None and not self.guard.acquire(_GUARD_WAIT_S):
+            if self.stop is not None and self.stop():
+                return False
+        return True
 
     def _play(self, env: Env, agent: Policy) -> list[Episode]:
         """The episodes of one evaluation; fewer than asked for if it was stopped."""
@@ -133,3 +152,23 @@ class DefaultEvaluator:
         if self._env is not None:
             self._env.close()
             self._env = None
+
+
+@contextmanager
+def attended(evaluator: Evaluator, stop: Callable[[], bool], guard: InitGuard | None) -> Iterator[None]:
+    """Give an evaluator the attributes ``stop`` and ``guard``, if it has them, until the block is left.
+
+    Args:
+        evaluator: Any evaluator.
+        stop: Whether an evaluation is to end early.
+        guard: What to hold while its environments are built.
+    """
+    given = {"stop": stop, "guard": guard}
+    former = {name: getattr(evaluator, name) for name in given if hasattr(evaluator, name)}
+    for name in former:
+        setattr(evaluator, name, given[name])
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            setattr(evaluator, name, value)

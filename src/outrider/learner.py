@@ -6,6 +6,7 @@ publication, cost statistics, store, flush, stop test.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -176,6 +177,7 @@ class Learner:
         self._last_score: float | None = None
         self._published = (-1, -1)  # opt steps and env steps at the last publication
         self._published_at = 0.0
+        self.looping = False  # between the first look at the stop conditions and the final save
 
     @property
     def opt_steps(self) -> int:
@@ -188,8 +190,10 @@ class Learner:
         self.meter = Meter(self.counters)
         self._publish()
         try:
+            self.looping = True
             stopped_by = self._loop()
         finally:
+            self.looping = False
             error = sys.exception()
             try:
                 self._finish()
@@ -235,12 +239,13 @@ class Learner:
         config = self.config
         if _due(self.opt_steps, config.eval_interval):
             score, scores = self.evaluator.evaluate(self.agent)
-            self._last_score = score
             record.update(scores)
-            if self.best_score is None or score > self.best_score:
-                self.best_score = score
-                self.recorder.save_model("best", self.agent)
-            record["eval/best_mean_reward"] = self.best_score
+            if not math.isnan(score):  # as it is when the evaluation was stopped
+                self._last_score = score
+                if self.best_score is None or score > self.best_score:
+                    self.best_score = score
+                    self.recorder.save_model("best", self.agent)
+                record["eval/best_mean_reward"] = self.best_score
         if _due(self.opt_steps, config.save_interval):
             self.recorder.save_model(str(self.opt_steps), self.agent)
 

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -99,8 +99,13 @@ def _ensure_server() -> None:
     from multiprocessing import forkserver
 
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
-    with _environment(ONE_THREAD), _interrupts_ignored():
-        forkserver.ensure_running()
+    # Its processes begin with this mask: no Ctrl-C hits one before it has said that it ignores them.
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        with _environment(ONE_THREAD):
+            forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 class _HiddenMain:
@@ -144,8 +149,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def _run(call: tuple[Callable[..., object], tuple[Any, ...]]) -> None:
     """First and last function of every started process."""
-    os.environ.update(ONE_THREAD)  # for libraries that are loaded only now, under a server started by somebody else
+    # Ctrl-C reaches the whole foreground group; whoever started this process decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    os.environ.update(ONE_THREAD)  # for libraries that are loaded only now, under a server started by somebody else
     _die_with_parent()
     target, args = call
     target(*args)
@@ -168,22 +175,29 @@ def _die_with_parent() -> None:
         threading.Thread(target=_exit_after, args=(parent.sentinel,), name="parent watch", daemon=True).start()
 
 
+def lead_group() -> None:
+    """Make this process, which :func:`start_process` started, the leader of a group that ends as a whole.
+
+    When the process that started it dies, the kernel kills the group with all that it has started (Linux).
+    """
+    os.setpgid(0, 0)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    if sys.platform == "linux":
+        import fcntl
+
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, -os.getpid())
+
+
+def kill_group(pid: int) -> None:
+    """Kill the group that a process leads or led, if anything of it is left; reaches what the process has started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
 def _exit_after(sentinel: int) -> None:
     wait([sentinel])
     os._exit(_PARENT_GONE)
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """What is started meanwhile ignores Ctrl-C: it would kill a server that is still importing, with a traceback."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager

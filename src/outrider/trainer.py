@@ -18,6 +18,7 @@ from outrider.core import (
     StepProcessorConfig,
 )
 from outrider.data import Record, n_rows
+from outrider.evaluation import attended
 from outrider.flags import InitGuard
 from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner
 from outrider.model_sync import ModelSnapshot, model_channel
@@ -178,7 +179,8 @@ class Trainer:
     ) -> AsyncTrainStat:
         """Train until a stop condition holds."""
         try:
-            return self.learner.run(recorder, evaluator)
+            with attended(evaluator, lambda: self._stop_reason is not None, guard_init_env):
+                return self.learner.run(recorder, evaluator)
         finally:
             for env in self._envs:
                 env.close()

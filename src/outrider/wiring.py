@@ -30,6 +30,7 @@ from outrider.core import (
 )
 from outrider.data import Record
 from outrider.envs.gymnasium import GymEnvConfig
+from outrider.errors import ActorFailed
 from outrider.evaluation import DefaultEvaluator
 from outrider.flags import InitGuard, StopFlag
 from outrider.interrupts import Interrupts
@@ -90,37 +91,41 @@ def train_async(
         ActorFailed: An actor ended before it was asked to; carries its traceback.
         Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
     """
-    stop = StopFlag()
-    item_sender, item_receiver = item_channel()
-    model_sender, model_receiver = model_channel()
-    guard = InitGuard()
-    actors = ActorManager.build(
-        actor_man_config,
-        agent_configs,
-        env_config_train,
-        step_proc_config,
-        item_sender,
-        model_receiver,
-        stop,
-        seed=seed,
-    )
-    trainer = AsyncTrainer.build(
-        async_trainer_config,
-        agent_config,
-        env_config_eval,
-        replay_buffer_config,
-        item_receiver,
-        model_sender,
-        stop,
-        seed=seed,
-    )
-    with Interrupts() as interrupts, actors:
-        actors.run(guard)
-        interrupts.request = trainer.request_stop
-        stats = trainer.train(recorder, evaluator, guard)
-        actor_stats = actors.stop_and_join()
+    with Interrupts() as interrupts:
+        stop = StopFlag()
+        item_sender, item_receiver = item_channel()
+        model_sender, model_receiver = model_channel()
+        guard = InitGuard()
+        actors = ActorManager.build(
+            actor_man_config,
+            agent_configs,
+            env_config_train,
+            step_proc_config,
+            item_sender,
+            model_receiver,
+            stop,
+            seed=seed,
+        )
+        trainer = AsyncTrainer.build(
+            async_trainer_config,
+            agent_config,
+            env_config_eval,
+            replay_buffer_config,
+            item_receiver,
+            model_sender,
+            stop,
+            seed=seed,
+        )
+        interrupts.request, interrupts.busy = trainer.request_stop, lambda: trainer.learner.looping
+        try:
+            with actors:
+                actors.run(guard)
+                stats = trainer.train(recorder, evaluator, guard)
+        except ActorFailed:
+            interrupts.check()  # who stops a whole process group stops the actors, too, maybe before the learner looks
+            raise
     interrupts.check()
-    return TrainResult(stats, actor_stats)
+    return TrainResult(stats, actors.stats())
 
 
 def train_sync(
@@ -138,19 +143,19 @@ def train_sync(
     seed: int = 0,
 ) -> TrainResult:
     """Train in this thread alone, actors and learner in turns: bit for bit reproducible. Arguments as `train_async`."""
-    trainer = Trainer.build(
-        trainer_config,
-        agent_config,
-        agent_configs,
-        env_config_train,
-        env_config_eval,
-        step_proc_config,
-        replay_buffer_config,
-        n_envs=n_envs,
-        seed=seed,
-    )
     with Interrupts() as interrupts:
-        interrupts.request = trainer.request_stop
+        trainer = Trainer.build(
+            trainer_config,
+            agent_config,
+            agent_configs,
+            env_config_train,
+            env_config_eval,
+            step_proc_config,
+            replay_buffer_config,
+            n_envs=n_envs,
+            seed=seed,
+        )
+        interrupts.request, interrupts.busy = trainer.request_stop, lambda: trainer.learner.looping
         stats = trainer.train(recorder, evaluator)
     interrupts.check()
     return TrainResult(stats, trainer.actor_stats())

@@ -14,6 +14,7 @@ from outrider.cli import evaluate, train
 from outrider.cli import presets as presets_verb
 from outrider.config import did_you_mean
 from outrider.errors import ConfigError, Interrupted, OutriderError, RunDirError
+from outrider.interrupts import Interrupts
 from outrider.version import __version__
 
 VERBS: dict[str, Callable[[list[str]], int]] = {
@@ -53,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(arguments)
+        with Interrupts():
+            return _dispatch(arguments)
     except (ConfigError, RunDirError) as error:
         return _fail(" ".join(str(error).split()), 2)
     except Interrupted as error:
@@ -63,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), 1)
     except SystemExit as done:  # argparse, after it has printed --help
         return int(done.code or 0)
-    except KeyboardInterrupt:  # before or after a run, which has its own handlers
+    except KeyboardInterrupt:  # in the moments before and after that
         print("outrider: stopped by SIGINT", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `outrider presets | head`

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import traceback
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Protocol
 
 from outrider.core import EnvSpec
 from outrider.errors import EnvFailed, OutriderError
-from outrider.processes import dumps, loads, start_process
+from outrider.processes import dumps, kill_group, lead_group, loads, start_process
 
 _CLOSE_TIMEOUT_S = 5.0  # for closing the environment, once it is described
 _known: dict[bytes, EnvSpec] = {}
@@ -72,7 +71,7 @@ def _describe(data: bytes, where: str, timeout_s: float) -> EnvSpec:
 
 def _child(conn: Connection, data: bytes) -> None:
     """What the short-lived process does; it leads a process group so that whatever it starts ends with it."""
-    os.setpgid(0, 0)
+    lead_group()
     with _Reported(conn):
         loads(data).describe(lambda spec: conn.send_bytes(dumps(spec)))
 
@@ -96,11 +95,10 @@ class _Reported:
 
 
 def _end(process: BaseProcess) -> None:
-    """Kill the process and its children, if they have not ended by themselves, and reap it."""
+    """Kill the process and what it has started, as far as they have not ended by themselves, and reap it."""
     assert process.pid is not None
-    if process.is_alive():
-        with suppress(ProcessLookupError, PermissionError):  # its group may not exist yet
-            os.killpg(process.pid, signal.SIGKILL)
+    kill_group(process.pid)
+    if process.is_alive():  # its group may not exist yet
         process.kill()
     process.join()
 
