@@ -135,11 +135,11 @@ def train_sync(
     env_config_eval: EnvConfig,
     step_proc_config: StepProcessorConfig,
     replay_buffer_config: ReplayBufferConfig,
+    actor_man_config: ActorManagerConfig,
     trainer_config: AsyncTrainerConfig,
     recorder: Recorder,
     evaluator: Evaluator,
     *,
-    n_envs: int = 1,
     seed: int = 0,
 ) -> TrainResult:
     """Train in this thread alone, actors and learner in turns: bit for bit reproducible. Arguments as `train_async`."""
@@ -152,7 +152,8 @@ def train_sync(
             env_config_eval,
             step_proc_config,
             replay_buffer_config,
-            n_envs=n_envs,
+            n_envs=actor_man_config.n_envs,
+            bad_data=actor_man_config.bad_data,
             seed=seed,
         )
         interrupts.request, interrupts.busy = trainer.request_stop, lambda: trainer.learner.looping
@@ -194,12 +195,20 @@ def run(config: RunConfig, *, argv: Sequence[str] = ()) -> TrainResult:
             meta=model_meta(spec),
         )
         with closing(recorder), closing(evaluator):
-            parts = (config.agent, agent_configs, config.env, env_eval, config.step_processor, config.replay)
-            if trainer.mode == "sync":
-                n_envs = config.actors.n_envs
-                result = train_sync(*parts, trainer, recorder, evaluator, n_envs=n_envs, seed=config.seed)
-            else:
-                result = train_async(*parts, config.actors, trainer, recorder, evaluator, seed=config.seed)
+            train = train_sync if trainer.mode == "sync" else train_async
+            result = train(
+                config.agent,
+                agent_configs,
+                config.env,
+                env_eval,
+                config.step_processor,
+                config.replay,
+                config.actors,
+                trainer,
+                recorder,
+                evaluator,
+                seed=config.seed,
+            )
         result = replace(result, run_dir=run_dir.path)
         run_dir.write_stats({"trainer": asdict(result.stats), "actors": [asdict(s) for s in result.actor_stats]})
     return result

@@ -26,12 +26,9 @@ def run(
     )
     recorder = MemoryRecorder()
     parts = (agents[0], agents, env, env, SimpleStepProcessorConfig(), SimpleReplayBufferConfig(capacity=5_000))
-    if mode == "sync":
-        result = train_sync(*parts, trainer, recorder, DefaultEvaluator(env), n_envs=n_envs)
-    else:
-        actors = ActorManagerConfig(n_envs=n_envs, n_buffer=n_buffer)
-        result = train_async(*parts, actors, trainer, recorder, DefaultEvaluator(env))
-    return result.stats, recorder
+    actors = ActorManagerConfig(n_envs=n_envs, n_buffer=n_buffer)
+    train = train_sync if mode == "sync" else train_async
+    return train(*parts, actors, trainer, recorder, DefaultEvaluator(env)).stats, recorder
 
 
 @pytest.mark.parametrize("n_actors", [1, 4])

@@ -70,11 +70,10 @@ def learnt(agent: Any, mode: str, n_steps: int, terminates: bool, *, how: str = 
     )
     recorder = MemoryRecorder()
     parts = (agent, [agent] * 2, env, env, processor, SimpleReplayBufferConfig(capacity=5_000))
-    if how == "sync":
-        train_sync(*parts, trainer, recorder, DefaultEvaluator(env), n_envs=3)
-    else:
-        actors: Any = ActorManagerConfig(n_envs=3, n_buffer=7, backend=how)
-        train_async(*parts, actors, trainer, recorder, DefaultEvaluator(env))
+    backend: Any = "processes" if how == "sync" else how
+    actors = ActorManagerConfig(n_envs=3, n_buffer=7, backend=backend)
+    train = train_sync if how == "sync" else train_async
+    train(*parts, actors, trainer, recorder, DefaultEvaluator(env))
     values = [line["train/q_mean"] for line in recorder.lines if "train/q_mean" in line]
     return float(values[-1])
 
