@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from outrider.balance import Balance
 from outrider.config import Config, require
@@ -83,6 +83,24 @@ class AsyncTrainerConfig(Config):
             "an int >= 1, since target_score is set",
             self.eval_interval,
         )
+
+    def require_possible(self, replay: Any, agent: Any) -> None:
+        """Refuse a warm-up that never ends, and batches larger than what is there after it.
+
+        Args:
+            replay: Config of the replay buffer; only a field ``capacity`` counts.
+            agent: Config of the agent; only a field ``batch_size`` counts.
+
+        Raises:
+            ConfigError: The numbers do not go together.
+        """
+        warmup = self.warmup_period
+        capacity, batch_size = getattr(replay, "capacity", None), getattr(agent, "batch_size", None)
+        if capacity is not None:
+            require(warmup <= capacity, "trainer.warmup_period", f"at most replay.capacity ({capacity})", warmup)
+        if batch_size is not None:
+            expected = f"at most trainer.warmup_period ({warmup})"
+            require(batch_size <= warmup, "agent.batch_size", expected, batch_size)
 
 
 @dataclass(frozen=True)
