@@ -1,177 +1,205 @@
-"""Every supported space is trained on by real actor processes; every other is refused by name before a run begins."""
+"""Actions and observations of every space, from the policy through real actor processes into the replay buffer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
-from torch import Tensor, nn
 
-import outrider
 from outrider.actor_manager import ActorManagerConfig
 from outrider.agents.dqn import DqnConfig
 from outrider.agents.sac import SacConfig
 from outrider.async_trainer import AsyncTrainerConfig
-from outrider.core import AgentConfig, EnvSpec
-from outrider.data import Layout
+from outrider.core import AgentConfig
+from outrider.data import Array, Layout
 from outrider.envs.gymnasium import GymEnvConfig
-from outrider.errors import ConfigError
+from outrider.errors import UnsupportedSpace
 from outrider.evaluation import DefaultEvaluator
 from outrider.recording import NullRecorder
 from outrider.replay.uniform import SimpleReplayBuffer, SimpleReplayBufferConfig
-from outrider.sampling import NStepProcessorConfig
-from outrider.testing import SpacesEnv
+from outrider.sampling import SimpleStepProcessorConfig
+from outrider.testing import FakeAgentConfig, SpacesEnv
 from outrider.wiring import train_async
 
-OBSERVATIONS: dict[str, tuple[spaces.Space[Any], dict[str, str]]] = {
-    "box": (spaces.Box(-1, 1, (3,), np.float32), {"obs": "3 float32"}),
-    "box of no dimensions": (spaces.Box(-1, 1, (), np.float64), {"obs": " float64"}),
-    "small integers": (spaces.Box(0, 255, (2, 2), np.uint8), {"obs": "2,2 uint8"}),
-    "discrete": (spaces.Discrete(5, start=-2), {"obs": " int64"}),
-    "multi-discrete": (spaces.MultiDiscrete([3, 4], start=[1, -1]), {"obs": "2 int64"}),
-    "multi-binary": (spaces.MultiBinary(4), {"obs": "4 int8"}),
-    "nested dict": (
-        spaces.Dict(
-            {
-                "pos": spaces.Dict({"xy": spaces.Box(-1, 1, (2,), np.float16), "way": spaces.Discrete(3)}),
-                "lamps": spaces.MultiBinary([2, 2]),
-            }
-        ),
-        {"obs.pos.xy": "2 float16", "obs.pos.way": " int64", "obs.lamps": "2,2 int8"},
-    ),
-    "image": (spaces.Box(0, 255, (2, 36, 40), np.uint8), {"obs": "2,36,40 uint8"}),
-}
-ACTIONS: dict[str, spaces.Box] = {
-    "one": spaces.Box(-2, 6, (1,), np.float32),
-    "of no dimensions": spaces.Box(0, 1, (), np.float32),
-    "matrix, each with its bounds": spaces.Box(np.array([[0.0, -5.0]]), np.array([[0.5, 7.0]]), dtype=np.float64),
-}
 
+@dataclass(frozen=True)
+class WatchedConfig:
+    """A replay buffer that the test can look into."""
 
-def env_config(observations: spaces.Space[Any], actions: spaces.Space[Any]) -> GymEnvConfig:
-    return GymEnvConfig(id=SpacesEnv, kwargs={"observation_space": observations, "action_space": actions})
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptConfig(SimpleReplayBufferConfig):
-    """Shows the buffer that it built."""
-
-    kept: list[SimpleReplayBuffer]
+    built: list[SimpleReplayBuffer] = field(default_factory=list)
 
     def build(self, layout: Layout) -> SimpleReplayBuffer:
-        self.kept.append(super().build(layout))
-        return self.kept[-1]
+        self.built.append(SimpleReplayBufferConfig(capacity=10_000).build(layout))
+        return self.built[-1]
 
 
-def train(agent: AgentConfig, env: GymEnvConfig) -> SimpleReplayBuffer:
-    """A few opt steps; the environment itself refuses actions outside of its space, in actors and evaluation."""
-    kept: list[SimpleReplayBuffer] = []
-    stats = train_async(
+def rows(env: GymEnvConfig, agent: AgentConfig, n_rows: int = 3_000, n_envs: int = 2) -> dict[str, Array]:
+    """Train with two actors and two evaluations; all rows by column."""
+    replay = WatchedConfig()
+    train_async(
         agent,
-        [agent],
+        [agent] * 2,
         env,
         env.eval(),
-        NStepProcessorConfig(n_steps=2, gamma=0.99),
-        KeptConfig(capacity=500, kept=kept),
-        ActorManagerConfig(n_envs=2, n_buffer=8),
-        AsyncTrainerConfig(max_opts=10, warmup_period=64, eval_interval=5, samples_per_insert=4.0, sync_interval=1),
+        SimpleStepProcessorConfig(),
+        replay,
+        ActorManagerConfig(n_envs=n_envs, n_buffer=16),
+        AsyncTrainerConfig(
+            max_opts=None, max_env_steps=n_rows, warmup_period=300, samples_per_insert=2, eval_interval=20
+        ),
         NullRecorder(),
         DefaultEvaluator(env.eval(), n_episodes=2),
-    ).stats
-    assert stats.opt_steps == 10
-    assert stats.best_score == 3.5, "7 steps of 0.5: evaluations acted in the same spaces"
-    return kept[0]
+    )
+    (buffer,) = replay.built
+    assert buffer.sampled > 0
+    columns: dict[str, Array] = buffer.state_dict()["rows"]
+    return columns
 
 
-@pytest.mark.parametrize("kind", OBSERVATIONS)
-def test_dqn_trains_on_every_kind_of_observation_in_its_own_dtype(kind: str) -> None:
-    space, columns = OBSERVATIONS[kind]
-    agent = DqnConfig(hidden=(8,), batch_size=16)
-    layout = train(agent, env_config(space, spaces.Discrete(3, start=-1))).layout
-    stored = {f.name: f"{','.join(map(str, f.shape))} {f.dtype}" for f in layout.fields}
-    assert {name: stored[name] for name in columns} == columns
-    assert {name.replace("obs", "next_obs", 1): stored[f"next_{name}"] for name in columns} == {
-        f"next_{name}": form for name, form in columns.items()
-    }
+VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in OBSERVATIONS if kind != "image"])
-def test_sac_trains_on_every_kind_of_observation(kind: str) -> None:
-    train(SacConfig(hidden=(8,), batch_size=16), env_config(OBSERVATIONS[kind][0], ACTIONS["one"]))
-
-
-@pytest.mark.parametrize("kind", ACTIONS)
-@pytest.mark.parametrize("random_steps", [0, 10**6])
-def test_sac_trains_on_every_shape_of_action(kind: str, random_steps: int) -> None:
-    space = ACTIONS[kind]
-    agent = SacConfig(hidden=(8,), batch_size=16, random_steps=random_steps)
-    buffer = train(agent, env_config(spaces.Box(-1, 1, (2,)), space))
-    act = buffer.batch(400)["act"]
-    assert act.dtype == space.dtype
-    assert act.shape == (400, *space.shape)
-    assert ((act >= space.low) & (act <= space.high)).all()
-    if random_steps:  # uniform in units of the environment, whatever its bounds
-        assert (np.abs((act.mean(0) - space.low) / (space.high - space.low) - 0.5) < 0.25).all()
-
-
-class OnlyBytes(nn.Module):
-    """Refuses images that were converted on their way."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert x.dtype == torch.uint8, x.dtype
-        values: Tensor = self.inner(x)
-        return values
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnlyBytesConfig(DqnConfig):
-    """DQN with that network."""
-
-    def network_module(self, env_spec: EnvSpec) -> nn.Module:
-        return OnlyBytes(super().network_module(env_spec))
-
-
-def test_images_are_bytes_until_they_are_inside_the_network() -> None:
-    train(OnlyBytesConfig(hidden=(8,), batch_size=16), env_config(OBSERVATIONS["image"][0], spaces.Discrete(2)))
-
-
-BOX, TWO = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
-IMAGE = OBSERVATIONS["image"][0]
+@pytest.mark.parametrize("space", [spaces.Discrete(3, start=-1), spaces.Discrete(2, start=10)])
+def test_discrete_actions_are_stored_from_zero_and_played_from_the_start_of_the_space(space: spaces.Discrete) -> None:
+    env = GymEnvConfig(id=SpacesEnv, kwargs={"observation_space": VECTOR, "action_space": space})
+    act = rows(env, DqnConfig(hidden=(8,), batch_size=32))["act"]
+    assert act.dtype == np.int64
+    assert set(act.tolist()) == set(range(int(space.n)))
 
 
 @pytest.mark.parametrize(
-    ("agent", "observations", "actions", "key"),
+    "space",
     [
-        ("dqn", BOX, BOX, "agent"),
-        ("dqn", BOX, spaces.MultiDiscrete([2, 2]), "agent"),
-        ("dqn", BOX, spaces.MultiBinary(2), "agent"),
-        ("sac", BOX, TWO, "agent"),
-        ("sac", BOX, spaces.MultiDiscrete([2, 2]), "agent"),
-        ("sac", BOX, spaces.Box(0, 3, (2,), np.int64), "agent"),
-        ("sac", BOX, spaces.Box(-np.inf, np.inf, (2,), np.float32), "env.action_space"),
-        ("sac", IMAGE, BOX, "env.observation_space"),
-        ("dqn", spaces.Dict(image=IMAGE, pos=BOX), TWO, "env.observation_space.image"),
-        ("dqn", spaces.Tuple([BOX]), TWO, "env.observation_space"),
-        ("dqn", spaces.Dict(pos=spaces.Tuple([BOX])), TWO, "env.observation_space.pos"),
-        ("dqn", spaces.Sequence(BOX), TWO, "env.observation_space"),
-        ("dqn", spaces.Text(3), TWO, "env.observation_space"),
-        ("dqn", spaces.Graph(BOX, None), TWO, "env.observation_space"),
-        ("dqn", BOX, spaces.Dict(a=TWO), "env.action_space"),
+        spaces.MultiDiscrete([12, 385, 217]),
+        spaces.MultiDiscrete(np.array([[3, 2], [4, 5]])),
+        spaces.MultiDiscrete([3, 4], start=[-1, 7]),
+        spaces.MultiBinary(4),
+        spaces.MultiBinary((2, 3)),
+        spaces.Box(-2.0, 3.0, (), np.float32),
+        spaces.Box(0, 7, (2, 2), np.int16),
     ],
+    ids=str,
 )
-def test_what_cannot_be_stored_or_learned_is_refused_by_name(
-    agent: str, observations: spaces.Space[Any], actions: spaces.Space[Any], key: str, tmp_path: Path
+def test_actions_of_any_shape_reach_environment_and_buffer_whole(space: Any) -> None:
+    env = GymEnvConfig(id=SpacesEnv, kwargs={"observation_space": VECTOR, "action_space": space})
+    act = rows(env, FakeAgentConfig(), 1_000)["act"]
+    assert act.dtype == (np.int64 if isinstance(space, spaces.MultiDiscrete) else space.dtype)
+    assert act.shape[1:] == space.shape
+    start = space.start if isinstance(space, spaces.MultiDiscrete) else 0
+    own = (act + start).astype(space.dtype)
+    assert all(space.contains(own[i, ...]) for i in range(len(own)))
+    assert len(np.unique(own.reshape(len(own), -1), axis=0)) > 10
+
+
+@pytest.mark.parametrize("space", [spaces.MultiDiscrete([2, 2]), spaces.MultiBinary(4), VECTOR], ids=str)
+def test_an_action_space_that_the_agent_lacks_is_refused_before_a_process_starts(
+    space: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
-        outrider.train(env_config(observations, actions), agent, run_dir=tmp_path / "run")
-    assert caught.value.key == key
-    assert not (tmp_path / "run").exists()
+    env = GymEnvConfig(id=SpacesEnv, kwargs={"observation_space": VECTOR, "action_space": space})
+    monkeypatch.setattr("outrider.actor_manager.ActorManager.run", pytest.fail)
+    with pytest.raises(UnsupportedSpace, match="agent: expected a Discrete action space for DQN"):
+        rows(env, DqnConfig())
+
+
+def make_bounded(low: Any, high: Any, dtype: Any) -> Any:
+    class Bounded(gymnasium.Env[Any, Any]):
+        """Its observation tells the action it was given last, and it takes none from outside of its bounds."""
+
+        action_space = spaces.Box(np.array(low, dtype), np.array(high, dtype), dtype=dtype)
+        observation_space = spaces.Box(-np.inf, np.inf, (len(low),), np.float64)
+        t = 0
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            self.t = 0
+            return np.zeros(len(low)), {}
+
+        def step(self, action: Any) -> Any:
+            assert self.action_space.contains(action), action
+            self.t += 1
+            obs = action.astype(np.float64)
+            action[...] = 99.0  # an environment may do that
+            return obs, 0.0, False, self.t == 20, {}
+
+    return Bounded
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("random_steps", [0, 10**9], ids=["policy", "warm-up"])
+def test_sac_acts_and_stores_in_the_units_of_each_dimension(random_steps: int, dtype: Any) -> None:
+    low, high = np.array([0.0, -0.785, -7.0, 10.0]), np.array([5.0, 0.785, -6.5, 1000.0])
+    env = GymEnvConfig(id=make_bounded(low, high, dtype))
+    stored = rows(env, SacConfig(hidden=(16,), batch_size=32, random_steps=random_steps))
+    act = stored["act"]
+    assert act.dtype == dtype
+    np.testing.assert_array_equal(stored["next_obs"], act.astype(np.float64), err_msg="stored is what was done")
+    assert (act >= low.astype(dtype)).all()
+    assert (act <= high.astype(dtype)).all()
+    share = (act - low) / (high - low)
+    assert (share.min(0) < 0.15).all(), "each dimension uses its own range, down to its bounds"
+    assert (share.max(0) > 0.85).all()
+    np.testing.assert_allclose(share.mean(0), 0.5, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("obs_space", "stored"),
+    [
+        (spaces.Box(0, 255, (4, 84, 84), np.uint8), np.uint8),
+        (spaces.Box(-1.0, 1.0, (3,), np.float64), np.float64),
+        (spaces.Box(-1.0, 1.0, (3,), np.float16), np.float16),
+        (spaces.Discrete(5, start=2), np.int64),
+    ],
+    ids=str,
+)
+def test_observations_keep_their_dtype_into_the_buffer(obs_space: Any, stored: Any) -> None:
+    env = GymEnvConfig(id=SpacesEnv, kwargs={"observation_space": obs_space, "action_space": spaces.Discrete(2)})
+    columns = rows(env, FakeAgentConfig(batch_size=8), 400)
+    assert columns["obs"].dtype == columns["next_obs"].dtype == stored
+    assert columns["obs"].shape[1:] == obs_space.shape
+    assert all(obs_space.contains(columns["obs"][i, ...]) for i in range(50))
+
+
+def make_view_env() -> Any:
+    class Views(gymnasium.Env[Any, Any]):
+        """Gives out views of its own state, which the next step changes."""
+
+        action_space = spaces.Discrete(2)
+        observation_space = spaces.Dict(
+            {
+                "image": spaces.Box(0, 255, (2, 3), np.uint8),
+                "pos": spaces.Dict({"x": spaces.Box(-np.inf, np.inf, (2,))}),
+            }
+        )
+
+        def __init__(self) -> None:
+            self.state = np.zeros(2, np.float32)
+            self.image = np.zeros((4, 6), np.uint8)
+            self.parts = {"image": self.image[::2, ::2], "pos": {"x": self.state[::-1]}}
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            self.state[:] = 0
+            self.image[:] = 0
+            return self.parts, {}
+
+        def step(self, action: Any) -> Any:
+            self.state += 1
+            self.image += 1
+            return self.parts, 1.0, False, bool(self.state[0] == 9), {}
+
+    return Views
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_views_of_a_state_that_goes_on_are_copied_in_time(n_envs: int) -> None:
+    stored = rows(GymEnvConfig(id=make_view_env()), FakeAgentConfig(), 1_000, n_envs)
+    t = stored["obs.pos.x"][:, 0]
+    np.testing.assert_array_equal(stored["next_obs.pos.x"], stored["obs.pos.x"] + 1)
+    np.testing.assert_array_equal(stored["next_obs.image"], stored["obs.image"] + 1)
+    np.testing.assert_array_equal(stored["obs.image"], np.broadcast_to(t[:, None, None], (len(t), 2, 3)))
+    np.testing.assert_array_equal(stored["truncated"], t == 8)
+    assert set(t.tolist()) == set(range(9))
