@@ -44,7 +44,7 @@ class ActorManagerConfig(Config):
     """How many actors there are, and how they send.
 
     Attributes:
-        n_actors: Actors; None: one per agent config given, or cores - 1 where none are (at least one).
+        n_actors: Actors; None: one per agent config given, or usable cores - 1 where none are (at least one).
         n_envs: Environments that each actor steps together.
         n_buffer: Transitions in a message, whatever `n_envs`.
         n_slots: Messages that an actor may be ahead of the learner.
@@ -74,7 +74,7 @@ class ActorManagerConfig(Config):
 
     def count(self) -> int:
         """Number of actors where no agent configs say it."""
-        return self.n_actors or max(1, (os.cpu_count() or 2) - 1)
+        return self.n_actors or max(1, processes.usable_cores() - 1)
 
 
 @dataclass(frozen=True)

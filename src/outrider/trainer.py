@@ -163,14 +163,22 @@ class Trainer:
             agent_config: The agent to train.
             agent_configs: One per actor that takes turns.
             env_config_train: The actors' environments.
-            env_config_eval: Only its `spec` is used.
+            env_config_eval: Only its `spec` is used, which must have the actors' spaces.
             step_proc_config: How steps become items.
             replay_buffer_config: The replay buffer.
             n_envs: Environments of each actor.
             bad_data: What to do about rows with NaN or infinite values: ``raise``, or ``drop`` and count them.
             seed: Seed of the run; environments and policies get the seeds that actor processes would get.
+
+        Raises:
+            ConfigError: The environments of actors and evaluation differ, or the numbers do not go together.
+            LayoutMismatch: The buffer cannot store the items.
+            UnsupportedSpace: A space cannot be stored, or the agent cannot handle it.
+            ResourceError: Not enough memory.
         """
+        trainer_config.require_possible(replay_buffer_config, agent_config)
         spec = env_config_train.spec()
+        spec.require_same_spaces(env_config_eval.spec())
         agent = agent_config.build(spec, device=getattr(agent_config, "device", "cpu"), seed=derive(seed, Role.LEARNER))
         layout = step_proc_config.layout(spec)
         buffer = replay_buffer_config.build(layout)

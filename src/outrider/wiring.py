@@ -293,11 +293,11 @@ def _open_run(run_dir: Path | str, model: str) -> tuple[RunConfig, Path]:
 
 
 def _require_possible(config: RunConfig, env_eval: EnvConfig) -> EnvSpec:
-    """Find out before anything is created whether agent, items and replay buffer suit the environment."""
+    """Find out before anything is created whether items, agent and evaluation suit the environment."""
     spec = config.env.spec()
     config.step_processor.layout(spec)
     config.agent.build_actor(spec)
-    env_eval.spec()
+    spec.require_same_spaces(env_eval.spec())
     return spec
 
 

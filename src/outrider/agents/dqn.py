@@ -237,7 +237,7 @@ class Dqn(UpdatingAgent):
                 "train/grad_norm": float(grad_norm),
                 "train/learning_rate": config.lr,
                 "train/n_updates": self.updates,
-                "train/n_updates_skipped": int(self._adam.skipped),
+                "train/skipped_updates": int(self._adam.skipped),
             },
         )
 
