@@ -218,7 +218,7 @@ def train(
     Args:
         env: A Gymnasium id, an environment class or callable, or an environment config.
         agent: ``dqn``, ``sac``, the import path of a config class, or an agent config.
-        n_actors: Actor processes; None: cores - 1.
+        n_actors: Actor processes; None: as many as the preset of the agent has, 2.
         run_dir: New or empty directory for models and metrics; None: one below ``runs/``.
         **overrides: Sections of the run config, such as ``trainer={"max_opts": 10_000}``, or single values by
             dotted key, such as ``**{"trainer.max_opts": 10_000}``.

@@ -136,7 +136,7 @@ def test_sac_acts_and_stores_in_the_units_of_each_dimension(random_steps: int, d
     stored = rows(env, SacConfig(hidden=(16,), batch_size=32, random_steps=random_steps))
     act = stored["act"]
     assert act.dtype == dtype
-    np.testing.assert_array_equal(stored["next_obs"], act.astype(np.float64), err_msg="what was stored is what was done")
+    np.testing.assert_array_equal(stored["next_obs"], act.astype(np.float64), err_msg="stored is what was done")
     assert (act >= low.astype(dtype)).all()
     assert (act <= high.astype(dtype)).all()
     share = (act - low) / (high - low)
@@ -170,7 +170,10 @@ def make_view_env() -> Any:
 
         action_space = spaces.Discrete(2)
         observation_space = spaces.Dict(
-            {"image": spaces.Box(0, 255, (2, 3), np.uint8), "pos": spaces.Dict({"x": spaces.Box(-np.inf, np.inf, (2,))})}
+            {
+                "image": spaces.Box(0, 255, (2, 3), np.uint8),
+                "pos": spaces.Dict({"x": spaces.Box(-np.inf, np.inf, (2,))}),
+            }
         )
 
         def __init__(self) -> None:

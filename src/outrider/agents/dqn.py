@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -167,8 +168,15 @@ class DqnLoss(NamedTuple):
     q: Tensor
 
 
-def dqn_loss(online: nn.Module, target: nn.Module, batch: Transitions, *, double: bool, huber: bool) -> DqnLoss:
-    """Mean loss of the TD errors, each times its importance weight.
+def dqn_loss(
+    online: Callable[[Tensor], Tensor],
+    target: Callable[[Tensor], Tensor],
+    batch: Transitions,
+    *,
+    double: bool,
+    huber: bool,
+) -> DqnLoss:
+    """Mean loss of the TD errors, each times its importance weight; a function of its arguments alone.
 
     y = r + discount * Q'(s', a*), where a* maximises Q' (Mnih et al. 2015, algorithm 1) or, with `double`, Q
     (van Hasselt et al. 2016, eq. 4); the discount is gamma ** n, and 0 at a terminal state.

@@ -6,8 +6,9 @@ Haarnoja et al. 2018b: Soft Actor-Critic Algorithms and Applications, arXiv 1812
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -191,6 +192,13 @@ def squashed_gaussian(out: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tanh(u), (log_normal - log_slope).sum(1)
 
 
+Actor: TypeAlias = Callable[[Tensor], Tensor]
+"""Maps observations ``[B, obs_dim]`` to mean and log deviation ``[B, 2 * act_dim]``."""
+
+Critic: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Maps observations and actions in [-1, 1] to values ``[n_critics, B]``."""
+
+
 class CriticLoss(NamedTuple):
     """What :func:`critic_loss` gives: the scalar, |TD errors| ``[B]`` averaged over critics, values ``[n, B]``."""
 
@@ -200,7 +208,7 @@ class CriticLoss(NamedTuple):
 
 
 def critic_loss(
-    actor: nn.Module, critic: nn.Module, target: nn.Module, alpha: Tensor, batch: Transitions, noise: Tensor
+    actor: Actor, critic: Critic, target: Critic, alpha: Tensor, batch: Transitions, noise: Tensor
 ) -> CriticLoss:
     """Half the squared Bellman residual, summed over critics (Haarnoja et al. 2018b, eqs. 5 and 6).
 
@@ -223,7 +231,7 @@ class ActorLoss(NamedTuple):
     log_prob: Tensor
 
 
-def actor_loss(actor: nn.Module, critic: nn.Module, alpha: Tensor, batch: Transitions, noise: Tensor) -> ActorLoss:
+def actor_loss(actor: Actor, critic: Critic, alpha: Tensor, batch: Transitions, noise: Tensor) -> ActorLoss:
     """Mean of alpha * log pi(a | s) - min Q(s, a), a ~ pi(. | s) (Haarnoja et al. 2018b, eq. 9)."""
     act, log_prob = squashed_gaussian(actor(batch.obs), noise)
     loss = (alpha * log_prob - critic(batch.obs, act).amin(0)).mean()
