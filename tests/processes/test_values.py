@@ -80,7 +80,7 @@ def learnt(agent: Any, mode: str, n_steps: int, terminates: bool, *, how: str = 
 
 DQN = DqnConfig(hidden=(16,), gamma=GAMMA, lr=1e-2, tau=0.1, target_update_interval=1, batch_size=256, loss="mse")
 SAC = SacConfig(
-    hidden=(16,), gamma=GAMMA, critic_lr=1e-2, actor_lr=1e-3, tau=0.1, batch_size=64, alpha=0.0, random_steps=0
+    hidden=(16,), gamma=GAMMA, critic_lr=5e-3, actor_lr=1e-4, tau=0.1, batch_size=256, alpha=0.0, random_steps=0
 )
 
 
