@@ -1,6 +1,6 @@
 """Asynchronous training, every part by hand: DQN on CartPole-v1 with two actor processes.
 
-    python examples/async_training.py [MODEL_DIR]
+    python examples/async_training.py [MODEL_DIR] [--short]
 
 MODEL_DIR (default: a new directory below runs/) gets TensorBoard events, metrics.jsonl and the models. Put a
 `trainer.yaml` or a `replay_buffer.yaml` into it beforehand to change what this script would write there.
@@ -35,11 +35,11 @@ def agent_config() -> DqnConfig:
     return DqnConfig(hidden=(64, 64), batch_size=64)
 
 
-def write_missing_configs(model_dir: Path) -> None:
+def write_missing_configs(model_dir: Path, max_opts: int) -> None:
     model_dir.mkdir(parents=True, exist_ok=True)
     defaults = {
         "replay_buffer.yaml": SimpleReplayBufferConfig(capacity=50_000),
-        "trainer.yaml": AsyncTrainerConfig(max_opts=5_000, eval_interval=1_000, samples_per_insert=8.0),
+        "trainer.yaml": AsyncTrainerConfig(max_opts=max_opts, eval_interval=max_opts // 5, samples_per_insert=8.0),
     }
     for name, config in defaults.items():
         if not (model_dir / name).exists():
@@ -87,6 +87,7 @@ def train(model_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    directory = Path(sys.argv[1] if len(sys.argv) > 1 else f"runs/async-training-{time.strftime('%Y%m%d-%H%M%S')}")
-    write_missing_configs(directory)
+    arguments = [argument for argument in sys.argv[1:] if argument != "--short"]
+    directory = Path(arguments[0] if arguments else f"runs/async-training-{time.strftime('%Y%m%d-%H%M%S')}")
+    write_missing_configs(directory, max_opts=500 if "--short" in sys.argv else 5_000)
     train(directory)

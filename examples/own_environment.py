@@ -1,12 +1,13 @@
 """An environment of your own: write a Gymnasium environment and hand over its class.
 
-    python examples/own_environment.py
+    python examples/own_environment.py [--short]
 
 The same from YAML or the command line, once the class lies in an importable module:
 
     outrider train dqn --env.id=my_package.my_env:Corridor --env.kwargs='{length: 8}'
 """
 
+import sys
 import tempfile
 from typing import Any
 
@@ -42,13 +43,14 @@ class Corridor(gymnasium.Env[np.ndarray, np.int64]):
 
 
 if __name__ == "__main__":
+    max_opts = 300 if "--short" in sys.argv else 3_000
     with tempfile.TemporaryDirectory() as directory:
         result = outrider.train(
             env=GymEnvConfig(id=Corridor, kwargs={"length": 8}),
             agent="dqn",
             n_actors=1,
             run_dir=f"{directory}/run",
-            trainer={"max_opts": 1_500, "eval_interval": 500, "warmup_period": 500},
+            trainer={"max_opts": max_opts, "eval_interval": max_opts // 3, "warmup_period": 500},
         )
         print(f"best score {result.stats.best_score:.2f} after {result.stats.env_steps} env steps")
         policy = outrider.load_policy(f"{directory}/run", model="best")

@@ -79,7 +79,7 @@ def test_training_hands_the_resolved_config_on_and_prints_both_statistics(outrid
     assert (config.seed, config.trainer.max_opts, config.actors.n_actors) == (7, 2000, 3)
     assert argv == ["outrider", *arguments]
     assert out.startswith("Stats of async trainer\nsamples/sec, opt_steps/sec, duration\n1.0, 2.0, 3.0\n")
-    assert "\nStats of generated samples in actors\nactor_id, samples, samples/sec, duration" in out
+    assert "\nStats of generated samples in actors\nactor_id, samples, samples/sec, duration\n" in out
     assert out.endswith("Run directory: runs/x\n")
 
 
@@ -96,7 +96,7 @@ def test_evaluation_prints_score_and_metrics(outrider: Outrider, wiring: Wiring)
     code, out, _ = outrider("eval", "runs/x", "--episodes", "3", "--model=last", "--seed=5")
     assert code == 0
     assert wiring.calls == [(Path("runs/x"), "last", 3, 5)]
-    assert out == "Score over 3 episodes: 21.5\neval/episodes: 3\neval/mean_reward: 21.5\n"
+    assert out == "Score of model last over 3 episodes: 21.5\neval/episodes: 3\neval/mean_reward: 21.5\n"
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,19 @@ def test_ensure_server_can_be_called_again_and_again():
     assert process.exitcode == 0
 
 
+def test_ctrl_c_while_the_server_starts_ends_neither_the_server_nor_its_processes(tmp_path: Path):
+    script = tmp_path / "interrupted.py"
+    script.write_text(
+        "import multiprocessing, os, signal\nfrom multiprocessing import forkserver\n"
+        "from outrider.processes import ensure_server, start_process\n"
+        "def child(conn):\n    os.kill(os.getpid(), signal.SIGINT)\n    conn.send('alive')\n"
+        "ensure_server()\nos.kill(forkserver._forkserver._forkserver_pid, signal.SIGINT)\n"
+        "receiver, sender = multiprocessing.Pipe(False)\nstart_process(child, (sender,))\nprint(receiver.recv())\n"
+        "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
+    )
+    assert run_python(str(script)).split() == ["alive", "True"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ties the processes together on Linux only")
 @pytest.mark.parametrize("stuck", ["while True: pass", "os.kill(os.getpid(), signal.SIGSTOP)"])
 def test_killing_the_parent_kills_its_processes_even_stopped_ones(stuck: str, tmp_path: Path):
@@ -181,15 +194,19 @@ def test_killing_the_parent_kills_its_processes_even_stopped_ones(stuck: str, tm
         os.close(child)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_a_process_whose_parent_is_already_dead_ends_at_once(tmp_path: Path):
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, signal\nimport time\nfrom outrider.processes import start_process, loads\n"
         "class Slow:\n    def __reduce__(self):\n        return time.sleep, (1.0,)\n"
         f"def child(_):\n    open({str(tmp_path / 'ran')!r}, 'w').close()\n"
-        "start_process(child, (Slow(),))\nos.kill(os.getpid(), signal.SIGKILL)\n"
+        "print(start_process(child, (Slow(),)).pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, str(script)], timeout=60, check=False)
+    done = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
-    time.sleep(2.0)
+    deadline = time.monotonic() + 30.0
+    while os.path.exists(f"/proc/{done.stdout.strip()}"):
+        assert time.monotonic() < deadline, "the child outlived its parent"
+        time.sleep(0.05)
     assert not (tmp_path / "ran").exists()

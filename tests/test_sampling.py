@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core import EnvSpec
-from outrider.data import Array, Layout, nest
+from outrider.data import Array, Episode, Layout, nest
 from outrider.envs.gymnasium import GymEnvConfig
 from outrider.envs.serial import SerialEnv
 from outrider.envs.vector import VectorEnvAdapter
@@ -59,13 +59,20 @@ def spec_of(env: Any, **kwargs: Any) -> EnvSpec:
     return EnvSpec("test", env.observation_space, env.action_space, **kwargs)
 
 
+def step(sampler: Sampler, buffer: ListBuffer, model_version: int) -> Sequence[Episode]:
+    items, episodes = sampler.sample(model_version)
+    if items is not None:
+        buffer.push(items)
+    return episodes
+
+
 def sample(env: Any, config: Any, n_steps: int, versions: bool = False) -> tuple[dict[str, Array], list[Any], Sampler]:
     spec = spec_of(env)
     sampler = Sampler(env, FakePolicy(spec.action_space), config.build(spec, env.n_envs), config.layout(spec))
     buffer, episodes = ListBuffer(), []
     sampler.reset()
     for t in range(n_steps):
-        episodes += sampler.sample_and_push(buffer, t if versions else 7)
+        episodes += step(sampler, buffer, t if versions else 7)
     env.close()
     return buffer.columns(), episodes, sampler
 
@@ -233,7 +240,7 @@ def test_sums_over_many_steps_are_made_in_float64():
 
 
 def test_a_window_holds_the_version_that_chose_its_action():
-    rows, _, _ = sample(SerialEnv([TagEnv((6,))], [0]), NStepProcessorConfig(n_steps=3), 30, versions=True)
+    rows, _, _ = sample(SerialEnv([TagEnv((6,))], [0]), NStepProcessorConfig(n_steps=3, gamma=0.99), 30, versions=True)
     assert np.array_equal(rows["model_version"], rows["obs"][:, 3])
 
 
@@ -267,7 +274,9 @@ def test_the_version_is_the_samplers():
     ],
     ids=str,
 )
-@pytest.mark.parametrize("processor", [SimpleStepProcessorConfig(), NStepProcessorConfig(n_steps=3)], ids=["1", "3"])
+@pytest.mark.parametrize(
+    "processor", [SimpleStepProcessorConfig(), NStepProcessorConfig(n_steps=3, gamma=0.99)], ids=["1", "3"]
+)
 def test_spaces_keep_their_shape_and_dtype_from_the_environment_to_the_items(space, action_space, processor):
     env = SerialEnv([SpacesEnv(space, action_space) for _ in range(2)], [1, 2])
     layout = processor.layout(spec_of(env))
@@ -391,7 +400,7 @@ def test_a_policy_whose_actions_do_not_fit_is_told_so_at_the_first_step(act: Any
     config = SimpleStepProcessorConfig()
     sampler = Sampler(env, Odd(spec.action_space), config.build(spec, 2), config.layout(spec))
     with pytest.raises(LayoutMismatch, match=words):
-        sampler.sample_and_push(ListBuffer(), 0)
+        sampler.sample(0)
 
 
 def test_the_sampler_counts_unclipped_rewards():
@@ -411,9 +420,9 @@ def test_a_sampler_that_is_reset_forgets_open_episodes_and_windows():
     spec, config, buffer = spec_of(env), NStepProcessorConfig(n_steps=3, gamma=1.0), ListBuffer()
     sampler = Sampler(env, FakePolicy(spec.action_space), config.build(spec, 1))
     for _ in range(2):
-        sampler.sample_and_push(buffer, 0)
+        step(sampler, buffer, 0)
     sampler.reset()
-    episodes = [e for _ in range(5) for e in sampler.sample_and_push(buffer, 0)]
+    episodes = [e for _ in range(5) for e in step(sampler, buffer, 0)]
     assert [e.length for e in episodes] == [5]
     assert buffer.columns()["obs"][:, 1].tolist() == [1] * 5
     assert sampler.env_steps == 7
@@ -433,7 +442,13 @@ def test_impossible_windows_are_refused(kwargs: dict[str, Any], words: str):
 
 @pytest.mark.parametrize("n_envs", [1, 3])
 @pytest.mark.parametrize(
-    "config", [SimpleStepProcessorConfig(), NStepProcessorConfig(n_steps=1), NStepProcessorConfig(n_steps=4)], ids=str
+    "config",
+    [
+        SimpleStepProcessorConfig(),
+        NStepProcessorConfig(n_steps=1, gamma=0.99),
+        NStepProcessorConfig(n_steps=4, gamma=0.99),
+    ],
+    ids=str,
 )
 def test_the_processors_keep_their_contract(config: Any, n_envs: int):
     obs_space = spaces.Dict(a=spaces.Box(-1, 1, (3,)), b=spaces.Dict(c=spaces.Discrete(4)))

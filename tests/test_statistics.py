@@ -49,13 +49,26 @@ def test_waiting_counts_as_a_fraction_of_the_time_between_readings() -> None:
     wait = record["async/learner_wait"]
     assert isinstance(wait, float)
     assert 0.1 < wait <= 1.0
+    time.sleep(0.03)
     assert meter.read(0, 0)["async/learner_wait"] == 0.0
+
+
+def test_no_rates_are_told_over_an_instant() -> None:
+    meter = Meter(Counters(1))
+    time.sleep(0.03)
+    assert "time/fps" in meter.read(100, 100)
+    again = meter.read(100, 100)
+    assert "time/fps" not in again
+    assert again["async/inserted"] == 100
 
 
 def test_an_actors_wait_is_its_share_since_the_last_reading() -> None:
     counters = Counters(2)
     meter = Meter(counters)
     counters.arrived(1, 0, 10, (), wait_s=1e9)
+    time.sleep(0.03)
     assert meter.read(0, 0)["actor/1/wait"] == 1.0
-    assert meter.read(0, 0)["actor/1/wait"] == 0.0
-    assert meter.read(0, 0)["actor/1/env_steps"] == 10
+    time.sleep(0.03)
+    record = meter.read(0, 0)
+    assert record["actor/1/wait"] == 0.0
+    assert record["actor/1/env_steps"] == 10

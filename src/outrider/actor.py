@@ -223,7 +223,8 @@ class Actor:
         """Step until the stop flag is set. The rows of an unfinished message are sent as a short one.
 
         Raises:
-            LayoutMismatch: The policy's parameters are not those that the learner publishes.
+            LayoutMismatch: The policy's parameters are not those that the learner publishes, or the items not those
+                that the channel was bound for.
             Exception: Whatever the environment or the policy raises, unchanged.
         """
         self.cell.start()
@@ -247,7 +248,9 @@ class Actor:
             guard.release()
 
     def _run(self, env: Env, item_sender: ItemSender, model_receiver: ModelReceiver) -> None:
-        model_receiver.require_equal(self.policy.model_info()[1], f"actor {self.id}")
+        who = f"actor {self.id}"
+        item_sender.layout.require_equal(self.step_proc_config.layout(self.env_spec), "the item channel", who)
+        model_receiver.require_equal(self.policy.model_info()[1], who)
         model = model_receiver.open()
         self._state(ActorState.WAITING_FOR_MODEL)
         while not model.wait_first(self.stop, timeout_s=1.0):
@@ -281,12 +284,15 @@ class Actor:
         while not stopped():
             if fetch():
                 sync(info)
-            episodes = sampler.sample_and_push(proxy, model.model_version)
+            items, episodes = sampler.sample(model.model_version)
             proxy.env_steps = sampler.env_steps
             if episodes:
                 proxy.report(episodes)
                 words[cell.EPISODES] += len(episodes)
-            proxy.tick()
+            if items is not None:
+                proxy.push(items)
+            else:
+                proxy.tick()
 
     def _state(self, state: ActorState) -> None:
         self.cell.words[self.cell.STATE] = state

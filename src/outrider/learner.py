@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from outrider.balance import Balance
 from outrider.config import Config, require
@@ -84,6 +84,24 @@ class AsyncTrainerConfig(Config):
             self.eval_interval,
         )
 
+    def require_possible(self, replay: Any, agent: Any) -> None:
+        """Refuse a warm-up that never ends, and batches larger than what is there after it.
+
+        Args:
+            replay: Config of the replay buffer; only a field ``capacity`` counts.
+            agent: Config of the agent; only a field ``batch_size`` counts.
+
+        Raises:
+            ConfigError: The numbers do not go together.
+        """
+        warmup = self.warmup_period
+        capacity, batch_size = getattr(replay, "capacity", None), getattr(agent, "batch_size", None)
+        if capacity is not None:
+            require(warmup <= capacity, "trainer.warmup_period", f"at most replay.capacity ({capacity})", warmup)
+        if batch_size is not None:
+            expected = f"at most trainer.warmup_period ({warmup})"
+            require(batch_size <= warmup, "agent.batch_size", expected, batch_size)
+
 
 @dataclass(frozen=True)
 class AsyncTrainStat:
@@ -99,7 +117,8 @@ class AsyncTrainStat:
         samples_per_insert: Rows drawn per row inserted after the warm-up.
         duration_s: Seconds of training.
         best_score: Best evaluation score, None without evaluations.
-        stopped_by: Why it ended: ``max_opts``, ``max_env_steps``, ``max_time_s``, ``target_score`` or ``request``.
+        stopped_by: Why it ended: ``max_opts``, ``max_env_steps``, ``max_time_s``, ``target_score``, ``request``, the
+            name of a signal, or ``error``.
     """
 
     samples: int
@@ -133,7 +152,7 @@ class Source(Protocol):
     """Where rows come from: the item channel, or samplers stepped in turn."""
 
     def collect(self, max_rows: int) -> int:
-        """Insert what is there, about `max_rows` at most (whole messages), and count it; return the rows."""
+        """Insert what is there, about `max_rows` at most (whole messages), and count it; 0 if there was nothing."""
         ...
 
     def wait(self) -> None:
@@ -173,11 +192,12 @@ class Learner:
         self.counters = counters
         self.balance = Balance(config.samples_per_insert, config.warmup_period, slack)
         self.should_stop = should_stop
+        self.meter = Meter(counters)
         self.best_score: float | None = None
+        self.stopped_by = "error"  # until the loop ends in order
         self._last_score: float | None = None
         self._published = (-1, -1)  # opt steps and env steps at the last publication
         self._published_at = 0.0
-        self._stored = False  # statistics since the last flush
         self.looping = False  # between the first look at the stop conditions and the final save
 
     @property
@@ -192,7 +212,7 @@ class Learner:
         self._publish()
         try:
             self.looping = True
-            stopped_by = self._loop()
+            self.stopped_by = self._loop()
         finally:
             self.looping = False
             error = sys.exception()
@@ -201,7 +221,7 @@ class Learner:
             finally:
                 if error is not None:
                     raise error  # nothing that fails on the way out may hide why we go
-        return self._stat(stopped_by)
+        return self.stat()
 
     def _loop(self) -> str:
         config, buffer = self.config, self.buffer
@@ -260,12 +280,9 @@ class Learner:
     def _store_if_due(self) -> None:
         if self.meter.seconds_since_read() >= STORE_INTERVAL_S:
             self.recorder.store(self._statistics())
-            self._stored = True
 
     def _flush(self) -> None:
-        # Rates over an instant mean nothing: statistics just stored are not read again.
-        self.recorder.store(self._axes() if self._stored else self._statistics())
-        self._stored = False
+        self.recorder.store(self._statistics())
         self.recorder.flush(self.opt_steps)
 
     def _wait(self) -> None:
@@ -321,7 +338,8 @@ class Learner:
             last.callback(self.recorder.save_model, "last", self.agent)
             last.callback(self._publish)
 
-    def _stat(self, stopped_by: str) -> AsyncTrainStat:
+    def stat(self) -> AsyncTrainStat:
+        """What was done so far."""
         buffer = self.buffer
         return AsyncTrainStat(
             samples=buffer.inserted,
@@ -333,7 +351,7 @@ class Learner:
             samples_per_insert=self.balance.achieved(buffer.inserted, buffer.sampled),
             duration_s=self.meter.seconds(),
             best_score=self.best_score,
-            stopped_by=stopped_by,
+            stopped_by=self.stopped_by,
         )
 
 

@@ -37,6 +37,11 @@ _PARENT_GONE = 3  # exit code of a process that finds its parent dead when it be
 _starting = threading.Lock()  # os.environ and __main__ are changed for a moment
 
 
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def dumps(value: Any) -> bytes:
     """Pickle anything that cloudpickle can: also classes and functions of ``__main__``, closures and lambdas.
 
@@ -65,7 +70,8 @@ def start_process(target: Callable[..., object], args: Sequence[Any] = (), name:
     """Run ``target(*args)`` in a new process, which lives no longer than this one.
 
     The process is not daemonic (environments may have children): whoever starts it also ends and joins it. It has
-    one compute thread (:data:`ONE_THREAD`). When this process dies, by whatever signal, the kernel kills it (Linux).
+    one compute thread (:data:`ONE_THREAD`) and ignores Ctrl-C, which is the caller's to handle. When this process
+    dies, by whatever signal, the kernel kills it (Linux).
 
     Args:
         target: An importable function, or one that cloudpickle can copy.

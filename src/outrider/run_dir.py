@@ -29,6 +29,7 @@ import psutil
 from outrider.core import Agent, EnvSpec
 from outrider.durable import json_text, replace_directory, replace_text, whole_directory
 from outrider.errors import RunDirError
+from outrider.processes import usable_cores
 
 LOCK = ".lock"
 META = "meta.json"
@@ -132,6 +133,10 @@ class RunDir:
             RunDirError: There is none; lists those there are.
         """
         return find_model(self.models, str(name))
+
+    def default_model(self) -> str:
+        """``best``, or ``last`` where the run was never evaluated."""
+        return "best" if (self.models / "best").is_dir() else "last"
 
     def write_stats(self, stats: Mapping[str, Any]) -> None:
         """Write ``stats.json``.
@@ -262,7 +267,7 @@ def system_info() -> dict[str, Any]:
         "host": platform.node(),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "torch_threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],

@@ -1,6 +1,6 @@
 """(1) Step processors, which turn steps into items, and the Sampler, which makes the steps.
 
-One assembler for every actor and for the synchronous trainer: :meth:`Sampler.sample_and_push`.
+One assembler for every actor and for the synchronous trainer: :meth:`Sampler.sample`.
 
 **Process:** each actor, or the learner's in synchronous mode. **Owns:** the arrays of the items; the current
 observation. **Blocks:** where the environment, the policy or the buffer does. **Closes:** nothing: who built the
@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import spaces
 
 from outrider.config import Config, require
-from outrider.core import Env, EnvSpec, ExperienceBuffer, Policy, StepProcessor
+from outrider.core import Env, EnvSpec, Policy, StepProcessor
 from outrider.data import Array, Episode, Field, Items, Layout, Obs, Step, leaves
 from outrider.errors import LayoutMismatch, UnsupportedSpace
 from outrider.spaces import act_field, obs_fields
@@ -134,26 +134,34 @@ class NStepProcessorConfig(Config):
 
     Attributes:
         n_steps: n, at least 1.
-        gamma: Discount of the rewards within a transition; the agent's, which discounts the bootstrap by gamma**k.
+        gamma: Discount of the rewards within a transition, which must be the agent's, since that discounts the
+            bootstrap by gamma**k. None: a run config fills in the agent's.
 
     Raises:
         ConfigError: A value is out of range.
     """
 
     n_steps: int = 3
-    gamma: float = 0.99
+    gamma: float | None = None
 
     def __post_init__(self) -> None:
         require(self.n_steps >= 1, "n_steps", "at least 1", self.n_steps)
-        require(0.0 <= self.gamma <= 1.0, "gamma", "a number in [0, 1]", self.gamma)
+        require(self.gamma is None or 0.0 <= self.gamma <= 1.0, "gamma", "a number in [0, 1]", self.gamma)
 
     def layout(self, env_spec: EnvSpec) -> Layout:
-        """See :func:`transition_layout`."""
+        """See :func:`transition_layout`.
+
+        Raises:
+            ConfigError: Nobody has said what gamma is.
+        """
+        require(self.gamma is not None, "step_processor.gamma", "the agent's gamma", self.gamma)
         return transition_layout(env_spec)
 
     def build(self, env_spec: EnvSpec, n_envs: int) -> NStepProcessor:
         """Build one for n environments."""
-        return NStepProcessor(self.layout(env_spec), n_envs, self.n_steps, self.gamma)
+        layout = self.layout(env_spec)
+        assert self.gamma is not None
+        return NStepProcessor(layout, n_envs, self.n_steps, self.gamma)
 
 
 class NStepProcessor:
@@ -346,12 +354,12 @@ _NO_EPISODES: tuple[Episode, ...] = ()
 
 
 class Sampler:
-    """Steps the environments with the policy and pushes what the step processor makes of it.
+    """Steps the environments with the policy, and gives what the step processor makes of it.
 
     Args:
         env: Stepped, but not closed.
         policy: Chooses the actions.
-        processor: Its items go to the buffer.
+        processor: Makes the items.
         layout: Layout of the items; the first action is compared with its column ``act``. None: no comparison.
 
     Attributes:
@@ -375,15 +383,15 @@ class Sampler:
         self._obs = self._env.reset()
         self._processor.reset(self._obs)
 
-    def sample_and_push(self, buffer: ExperienceBuffer, model_version: int) -> Sequence[Episode]:
-        """Make one step in every environment and push its items.
+    def sample(self, model_version: int) -> tuple[Items | None, Sequence[Episode]]:
+        """Make one step in every environment.
 
         Args:
-            buffer: Takes the items.
             model_version: Version of the model that the policy acts with.
 
         Returns:
-            Episodes that ended with this step.
+            Items that are complete now, valid until the next call, None if there are none; and the episodes that
+            ended with this step.
 
         Raises:
             LayoutMismatch: The policy's first action has another shape or dtype than the layout says.
@@ -398,10 +406,8 @@ class Sampler:
         step = self._env.step(act)
         step.model_version = model_version
         items = self._processor.process(step)
-        if items is not None:
-            buffer.push(items)
         self._obs = step.init_obs
-        return self._count(step)
+        return items, self._count(step)
 
     def _count(self, step: Step) -> Sequence[Episode]:
         reward = step.reward if step.raw_reward is None else step.raw_reward

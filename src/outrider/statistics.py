@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from outrider.data import Episode, Record
 
+SHORTEST_S = 0.02  # the shortest time over which a rate is told
+
 
 @dataclass
 class ActorCounters:
@@ -19,6 +21,7 @@ class ActorCounters:
         env_steps: Env steps of the actor's present incarnation.
         past_env_steps: Env steps of its earlier incarnations.
         wait_s: Seconds it has waited for room in its ring.
+        dropped: Rows its present incarnation left out.
         returns: Returns of episodes finished since the last reading.
     """
 
@@ -26,6 +29,7 @@ class ActorCounters:
     env_steps: int = 0
     past_env_steps: int = 0
     wait_s: float = 0.0
+    dropped: int = 0
     returns: list[float] = field(default_factory=list)
 
 
@@ -37,20 +41,29 @@ class Counters:
         self.opt_steps = 0
         self.env_steps = 0
         self.episodes = 0
+        self.dropped = 0  # rows left out because a value was not finite
         self.recent: deque[Episode] = deque(maxlen=100)  # Stable-Baselines3 averages over as many
         self.staleness: list[int] = []  # opt steps between a row's model and its arrival, one per message
         self.staleness_max = 0
 
     def arrived(
-        self, actor: int, incarnation: int, env_steps: int, episodes: Sequence[Episode], wait_s: float = 0.0
+        self,
+        actor: int,
+        incarnation: int,
+        env_steps: int,
+        episodes: Sequence[Episode],
+        *,
+        wait_s: float = 0.0,
+        dropped: int = 0,
     ) -> None:
-        """Count a message: `env_steps` is the actor's own total so far."""
+        """Count a message: `env_steps`, `wait_s` and `dropped` are totals of the actor's incarnation so far."""
         a = self.actors[actor]
         if incarnation != a.incarnation:
             a.past_env_steps += a.env_steps
-            a.incarnation, a.env_steps = incarnation, 0
+            a.incarnation, a.env_steps, a.dropped = incarnation, 0, 0
         self.env_steps += env_steps - a.env_steps
-        a.env_steps, a.wait_s = env_steps, wait_s
+        self.dropped += dropped - a.dropped
+        a.env_steps, a.wait_s, a.dropped = env_steps, wait_s, dropped
         if episodes:
             self.episodes += len(episodes)
             self.recent += episodes
@@ -90,25 +103,30 @@ class Meter:
             self._waited_s += time.monotonic() - started
 
     def read(self, inserted: int, sampled: int) -> Record:
-        """Metrics since the last reading."""
-        now = time.monotonic()
-        dt = max(now - self._last, 1e-9)
-        env_steps, opt_steps = self.counters.env_steps, self.counters.opt_steps
-        d_env, d_opt, d_ins = (a - b for a, b in zip((env_steps, opt_steps, inserted), self._before, strict=True))
+        """Totals, and rates since the last reading unless that was only just now: over an instant they mean nothing."""
         record: Record = {
-            "time/fps": d_env / dt,
-            "time/time_elapsed": now - self._start,
-            "async/opt_steps_per_s": d_opt / dt,
-            "async/samples_per_s": d_ins / dt,
+            "time/time_elapsed": self.seconds(),
             "async/inserted": inserted,
             "async/sampled": sampled,
             "async/episodes": self.counters.episodes,
-            "async/learner_wait": min(1.0, self._waited_s / dt),
+            "async/dropped_rows": self.counters.dropped,
         }
         self._read_messages(record)
+        if self.seconds_since_read() >= SHORTEST_S:
+            self._read_rates(record, inserted)
+        return record
+
+    def _read_rates(self, record: Record, inserted: int) -> None:
+        now = time.monotonic()
+        dt = now - self._last
+        env_steps, opt_steps = self.counters.env_steps, self.counters.opt_steps
+        d_env, d_opt, d_ins = (a - b for a, b in zip((env_steps, opt_steps, inserted), self._before, strict=True))
+        record["time/fps"] = d_env / dt
+        record["async/opt_steps_per_s"] = d_opt / dt
+        record["async/samples_per_s"] = d_ins / dt
+        record["async/learner_wait"] = min(1.0, self._waited_s / dt)
         self._read_actors(record, dt)
         self._last, self._before, self._waited_s = now, (env_steps, opt_steps, inserted), 0.0
-        return record
 
     def _read_messages(self, record: Record) -> None:
         c = self.counters

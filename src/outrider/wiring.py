@@ -135,11 +135,11 @@ def train_sync(
     env_config_eval: EnvConfig,
     step_proc_config: StepProcessorConfig,
     replay_buffer_config: ReplayBufferConfig,
+    actor_man_config: ActorManagerConfig,
     trainer_config: AsyncTrainerConfig,
     recorder: Recorder,
     evaluator: Evaluator,
     *,
-    n_envs: int = 1,
     seed: int = 0,
 ) -> TrainResult:
     """Train in this thread alone, actors and learner in turns: bit for bit reproducible. Arguments as `train_async`."""
@@ -152,7 +152,8 @@ def train_sync(
             env_config_eval,
             step_proc_config,
             replay_buffer_config,
-            n_envs=n_envs,
+            n_envs=actor_man_config.n_envs,
+            bad_data=actor_man_config.bad_data,
             seed=seed,
         )
         interrupts.request, interrupts.busy = trainer.request_stop, lambda: trainer.learner.looping
@@ -194,12 +195,20 @@ def run(config: RunConfig, *, argv: Sequence[str] = ()) -> TrainResult:
             meta=model_meta(spec),
         )
         with closing(recorder), closing(evaluator):
-            parts = (config.agent, agent_configs, config.env, env_eval, config.step_processor, config.replay)
-            if trainer.mode == "sync":
-                n_envs = config.actors.n_envs
-                result = train_sync(*parts, trainer, recorder, evaluator, n_envs=n_envs, seed=config.seed)
-            else:
-                result = train_async(*parts, config.actors, trainer, recorder, evaluator, seed=config.seed)
+            train = train_sync if trainer.mode == "sync" else train_async
+            result = train(
+                config.agent,
+                agent_configs,
+                config.env,
+                env_eval,
+                config.step_processor,
+                config.replay,
+                config.actors,
+                trainer,
+                recorder,
+                evaluator,
+                seed=config.seed,
+            )
         result = replace(result, run_dir=run_dir.path)
         run_dir.write_stats({"trainer": asdict(result.stats), "actors": [asdict(s) for s in result.actor_stats]})
     return result
@@ -218,7 +227,7 @@ def train(
     Args:
         env: A Gymnasium id, an environment class or callable, or an environment config.
         agent: ``dqn``, ``sac``, the import path of a config class, or an agent config.
-        n_actors: Actor processes; None: cores - 1.
+        n_actors: Actor processes; None: as many as the preset of the agent has, 2.
         run_dir: New or empty directory for models and metrics; None: one below ``runs/``.
         **overrides: Sections of the run config, such as ``trainer={"max_opts": 10_000}``, or single values by
             dotted key, such as ``**{"trainer.max_opts": 10_000}``.
@@ -284,11 +293,11 @@ def _open_run(run_dir: Path | str, model: str) -> tuple[RunConfig, Path]:
 
 
 def _require_possible(config: RunConfig, env_eval: EnvConfig) -> EnvSpec:
-    """Find out before anything is created whether agent, items and replay buffer suit the environment."""
+    """Find out before anything is created whether items, agent and evaluation suit the environment."""
     spec = config.env.spec()
     config.step_processor.layout(spec)
     config.agent.build_actor(spec)
-    env_eval.spec()
+    spec.require_same_spaces(env_eval.spec())
     return spec
 
 

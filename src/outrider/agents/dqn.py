@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -150,7 +151,7 @@ class DqnPolicy(ActingPolicy):
         q = self._network(self._encode(obs))
         if self._exploring:
             return self._explorer.choose(q, self._env_steps, self._rng)
-        return epsilon_greedy(q, self._eval_epsilon, self._rng)
+        return epsilon_greedy(q, self._eval_epsilon, self._eval_rng)
 
 
 class DqnLoss(NamedTuple):
@@ -167,8 +168,15 @@ class DqnLoss(NamedTuple):
     q: Tensor
 
 
-def dqn_loss(online: nn.Module, target: nn.Module, batch: Transitions, *, double: bool, huber: bool) -> DqnLoss:
-    """Mean loss of the TD errors, each times its importance weight.
+def dqn_loss(
+    online: Callable[[Tensor], Tensor],
+    target: Callable[[Tensor], Tensor],
+    batch: Transitions,
+    *,
+    double: bool,
+    huber: bool,
+) -> DqnLoss:
+    """Mean loss of the TD errors, each times its importance weight; a function of its arguments alone.
 
     y = r + discount * Q'(s', a*), where a* maximises Q' (Mnih et al. 2015, algorithm 1) or, with `double`, Q
     (van Hasselt et al. 2016, eq. 4); the discount is gamma ** n, and 0 at a terminal state.
@@ -229,7 +237,7 @@ class Dqn(UpdatingAgent):
                 "train/grad_norm": float(grad_norm),
                 "train/learning_rate": config.lr,
                 "train/n_updates": self.updates,
-                "train/n_updates_skipped": int(self._adam.skipped),
+                "train/skipped_updates": int(self._adam.skipped),
             },
         )
 

@@ -256,9 +256,10 @@ class NatureCnn(nn.Module):
         """Map images to features ``[n, outputs]``; integers are divided by 255 here, on the device."""
         if self._last:
             x = x.permute(0, 3, 1, 2)
-        scale = not x.is_floating_point()
-        x = x.to(torch.float32, memory_format=torch.channels_last)
-        features: Tensor = self.convolutions(x * (1 / 255) if scale else x)
+        scale = 1.0 if x.is_floating_point() else 1 / 255
+        # convolutions are a sixth faster over channels that lie together, and bytes are moved faster than floats
+        x = x.contiguous(memory_format=torch.channels_last).to(torch.float32) * scale
+        features: Tensor = self.convolutions(x)
         return features
 
 

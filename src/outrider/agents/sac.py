@@ -6,8 +6,9 @@ Haarnoja et al. 2018b: Soft Actor-Critic Algorithms and Applications, arXiv 1812
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -191,6 +192,13 @@ def squashed_gaussian(out: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tanh(u), (log_normal - log_slope).sum(1)
 
 
+Actor: TypeAlias = Callable[[Tensor], Tensor]
+"""Maps observations ``[B, obs_dim]`` to mean and log deviation ``[B, 2 * act_dim]``."""
+
+Critic: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Maps observations and actions in [-1, 1] to values ``[n_critics, B]``."""
+
+
 class CriticLoss(NamedTuple):
     """What :func:`critic_loss` gives: the scalar, |TD errors| ``[B]`` averaged over critics, values ``[n, B]``."""
 
@@ -200,7 +208,7 @@ class CriticLoss(NamedTuple):
 
 
 def critic_loss(
-    actor: nn.Module, critic: nn.Module, target: nn.Module, alpha: Tensor, batch: Transitions, noise: Tensor
+    actor: Actor, critic: Critic, target: Critic, alpha: Tensor, batch: Transitions, noise: Tensor
 ) -> CriticLoss:
     """Half the squared Bellman residual, summed over critics (Haarnoja et al. 2018b, eqs. 5 and 6).
 
@@ -223,7 +231,7 @@ class ActorLoss(NamedTuple):
     log_prob: Tensor
 
 
-def actor_loss(actor: nn.Module, critic: nn.Module, alpha: Tensor, batch: Transitions, noise: Tensor) -> ActorLoss:
+def actor_loss(actor: Actor, critic: Critic, alpha: Tensor, batch: Transitions, noise: Tensor) -> ActorLoss:
     """Mean of alpha * log pi(a | s) - min Q(s, a), a ~ pi(. | s) (Haarnoja et al. 2018b, eq. 9)."""
     act, log_prob = squashed_gaussian(actor(batch.obs), noise)
     loss = (alpha * log_prob - critic(batch.obs, act).amin(0)).mean()
@@ -292,16 +300,20 @@ class Sac(UpdatingAgent):
         grad_norm = self._critic_adam.step(values.loss)
         acted = actor_loss(actor, critic, alpha, data, noise[1])
         self._actor_adam.step(acted.loss)
+        alpha_loss = None
         if self._fixed_alpha is None:
-            self._alpha_adam.step(self._temperature.loss(acted.log_prob, self._target_entropy))
+            alpha_loss = self._temperature.loss(acted.log_prob, self._target_entropy)
+            self._alpha_adam.step(alpha_loss)
         self._target.approach(self._critic, self.config.tau)
         self.updates += 1
         if not with_record:
             return UpdateResult(values.td_errors)
         skipped = self._critic_adam.skipped + self._actor_adam.skipped + self._alpha_adam.skipped
+        automatic = {} if alpha_loss is None else {"train/ent_coef_loss": float(alpha_loss.detach())}
         return UpdateResult(
             values.td_errors,
             {
+                **automatic,
                 "train/loss": float(values.loss.detach()),
                 "train/critic_loss": float(values.loss.detach()),
                 "train/actor_loss": float(acted.loss.detach()),
@@ -311,7 +323,7 @@ class Sac(UpdatingAgent):
                 "train/grad_norm": float(grad_norm),
                 "train/learning_rate": self.config.critic_lr,
                 "train/n_updates": self.updates,
-                "train/n_updates_skipped": int(skipped),
+                "train/skipped_updates": int(skipped),
             },
         )
 

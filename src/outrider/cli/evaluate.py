@@ -6,6 +6,7 @@ from pathlib import Path
 
 from outrider.cli.arguments import Parser, import_from_here, integer
 from outrider.config import require
+from outrider.run_dir import RunDir
 
 EPILOG = """\
 examples:
@@ -23,19 +24,21 @@ def main(arguments: list[str]) -> int:
     parser = Parser("outrider eval", "Play whole episodes with a model that a run has kept.", EPILOG)
     parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
     parser.add_argument("--episodes", metavar="N", default="10", help="number of episodes, >= 1 (default 10)")
-    parser.add_argument("--model", metavar="NAME", default="best", help="best (default), last, or a number")
+    parser.add_argument("--model", metavar="NAME", help="best, last, or a number (default: best, if there is one)")
     parser.add_argument("--seed", metavar="N", default="0", help="seed of the environments, >= 0 (default 0)")
     parsed = parser.parse_args(arguments)
     episodes = integer(parsed.episodes, "--episodes", least=1)
     seed = integer(parsed.seed, "--seed", least=0)
-    known = parsed.model in ("best", "last") or parsed.model.isdigit()
+    known = parsed.model in (None, "best", "last") or parsed.model.isdigit()
     require(known, "--model", "best, last or a number of opt steps", repr(parsed.model))
+    run_dir = Path(parsed.run_dir)
+    model = parsed.model or RunDir.open(run_dir, lock=False).default_model()
     import_from_here()
 
     from outrider.wiring import evaluate_run  # imported here for torch: --help does not wait for it
 
-    score, record = evaluate_run(Path(parsed.run_dir), parsed.model, episodes, seed)
-    print(f"Score over {episodes} episodes: {score:g}")
+    score, record = evaluate_run(run_dir, model, episodes, seed)
+    print(f"Score of model {model} over {episodes} episodes: {score:g}")
     for name, value in sorted(record.items()):
         print(f"{name}: {value:g}" if isinstance(value, float) else f"{name}: {value}")
     return 0

@@ -149,6 +149,12 @@ class AtariEnv(VectorEnvAdapter):
             self._forget_last_life(step)
         return step
 
+    def _was_reset(self, info: dict[str, Any]) -> Array:
+        """After a lost life the game goes on, and ``final_obs`` is memory that nobody has written."""
+        episode, all_games = (info[key] - self._info[key] for key in ("episode_frame_number", "frame_number"))
+        new_game: Array = episode != all_games
+        return self._ended & new_game
+
     def _forget_last_life(self, step: Step) -> None:
         """Zero the frames from before the episode, which are in the stack when the game goes on after a lost life."""
         self._age += 1

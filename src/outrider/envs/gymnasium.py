@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -65,6 +66,11 @@ class GymEnvConfig(Config):
     def __post_init__(self) -> None:
         require(bool(self.id), "id", "a Gymnasium id, an import path, a class or a callable", repr(self.id))
         require(callable(self.id) or isinstance(self.id, str), "id", "a text or a callable", repr(self.id))
+        if isinstance(self.id, str) and self.id.startswith("__main__:"):
+            # Saved by a script, and loaded by one: children have another main module, so the class goes along.
+            found = getattr(sys.modules["__main__"], self.id.partition(":")[2], None)
+            require(callable(found), "id", "the name of a class or callable in __main__", repr(self.id))
+            object.__setattr__(self, "id", found)
         steps = self.max_episode_steps
         require(steps is None or steps > 0, "max_episode_steps", "a positive number or none", steps)
 

@@ -58,6 +58,7 @@ class VectorEnvAdapter:
         self._all_valid = np.ones(self.n_envs, np.bool_)
         self._all_valid.flags.writeable = False
         self._ended = np.zeros(self.n_envs, np.bool_)  # by the last step; what NEXT_STEP resets in the next
+        self._info: dict[str, Any] = {}  # of the last reset or step
         self._closed = False
 
     def reset(self, seed: Sequence[int] | None = None) -> Obs:
@@ -65,10 +66,10 @@ class VectorEnvAdapter:
         seeds = self._seeds if seed is None else seed
         self._seeds = None
         self._ended = np.zeros(self.n_envs, np.bool_)
-        if seeds is None:
-            return self._typed(self._env.reset()[0])
-        self._env.action_space.seed(int(seeds[0]))
-        return self._typed(self._env.reset(seed=self._accepted(seeds))[0])
+        if seeds is not None:
+            self._env.action_space.seed(int(seeds[0]))
+        obs, self._info = self._env.reset(seed=None if seeds is None else self._accepted(seeds))
+        return self._typed(obs)
 
     def step(self, act: Array) -> Step:
         """Apply actions ``[n_envs, ...]``, discrete ones counted from 0; see :meth:`outrider.core.Env.step`."""
@@ -87,6 +88,7 @@ class VectorEnvAdapter:
                 obs = self._with_final(obs, info)
             elif self._mode is AutoresetMode.DISABLED:
                 obs, init_obs = self._reset_ended(obs)
+        self._info = info
         return Step(act, obs, init_obs, reward, terminated, truncated, valid)
 
     def close(self) -> None:
@@ -111,9 +113,13 @@ class VectorEnvAdapter:
         if "final_obs" not in info:
             raise EnvFailed(self._where, f"expected 'final_obs' in the info of an ended episode, got {sorted(info)}")
         copy_obs(init_obs, self._obs)
-        for i in np.flatnonzero(self._ended).tolist():
+        for i in np.flatnonzero(self._was_reset(info)).tolist():
             _put_final(self._obs, i, info["final_obs"])
         return self._obs
+
+    def _was_reset(self, info: dict[str, Any]) -> Array:
+        """Which of the environments that ended have a final observation in the info."""
+        return self._ended
 
     def _reset_ended(self, last: Obs) -> tuple[Obs, Obs]:
         """DISABLED: reset those that ended; copies first, since the environment may reuse its arrays."""

@@ -146,8 +146,7 @@ def check_replay_buffer_config(config: ReplayBufferConfig, layout: Layout) -> No
     buffer = loads(dumps(config)).build(layout)
     assert len(buffer) == 0, f"a new buffer must be empty, it has {len(buffer)} rows"
     rows = random_rows(layout, 64)
-    marked = "reward"
-    rows[marked] = np.arange(64).astype(rows[marked].dtype)
+    rows["reward"] = (np.arange(64) + 2).astype(rows["reward"].dtype)
     buffer.push({name: column[:40] for name, column in rows.items()})
     buffer.push(_structured(rows, layout)[40:])
     for column in rows.values():
@@ -160,8 +159,8 @@ def check_replay_buffer_config(config: ReplayBufferConfig, layout: Layout) -> No
     if layout.kind == "transitions":
         for f in layout.fields:
             _check_array(batch[f.name], f, 16, "a batch")
-        drawn = set(batch[marked].tolist())
-        assert drawn <= set(range(64)), f"a batch must hold what was pushed, it holds rewards {sorted(drawn)}"
+        drawn = set(batch["reward"].tolist())
+        assert drawn <= set(range(2, 66)), f"a batch must hold what was pushed, it holds rewards {sorted(drawn)}"
     buffer.update_priority(batch.ixs, np.ones(16, np.float32))
     restored = config.build(layout)
     restored.load_state_dict(buffer.state_dict())
@@ -366,9 +365,9 @@ def _check_same_actions(a: Policy, b: Policy, obs: Obs, call: str) -> None:
 
 
 def _check_refuses(config: ReplayBufferConfig, layout: Layout) -> None:
-    unknown = Layout(layout.kind, tuple(f for f in layout.fields if f.name != "reward"))
+    other = Layout("frames" if layout.kind == "transitions" else "transitions", layout.fields)
     try:
-        config.build(unknown)
+        config.build(other)
     except LayoutMismatch:
         return
-    raise AssertionError("build() must refuse a layout without rewards with LayoutMismatch")
+    raise AssertionError(f"build() must refuse {other.kind} with LayoutMismatch, if it stores {layout.kind}")
