@@ -106,7 +106,7 @@ def test_an_actor_does_not_act_before_the_first_publication_whatever_its_version
 def test_a_policy_with_other_parameters_than_the_learners_is_refused_before_its_first_action() -> None:
     world = World(n_weights=10)
     world.publish()
-    with pytest.raises(LayoutMismatch, match="model array 'weights': .*10.* actor 0 has .*11"):
+    with pytest.raises(LayoutMismatch, match=r"model array 'weights': .*10.* actor 0 has .*11"):
         world.run(world.actor(n_weights=11))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from outrider.actor import ActorStat, ActorState
 from outrider.core import (
@@ -166,13 +167,16 @@ class Trainer:
         sender, receiver = model_channel()
         sender.bind(agent.model_info()[1], backend="threads")
         envs, policies, samplers, models = [], [], [], []
-        for i, config in enumerate(agent_configs):
-            policy = config.build_actor(spec, seed=derive(seed, Role.ACTOR_POLICY, i))
-            policies.append(policy)
-            envs.append(env_config_train.build(env_seeds(seed, i, 0, n_envs), n_envs))
-            samplers.append(Sampler(envs[-1], policy, step_proc_config.build(spec, n_envs), layout))
-            receiver.require_equal(policy.model_info()[1], f"actor {i}")
-            models.append(receiver.open())
+        with ExitStack() as opened:
+            for i, config in enumerate(agent_configs):
+                policy = config.build_actor(spec, seed=derive(seed, Role.ACTOR_POLICY, i))
+                receiver.require_equal(policy.model_info()[1], f"actor {i}")
+                policies.append(policy)
+                envs.append(env_config_train.build(env_seeds(seed, i, 0, n_envs), n_envs))
+                opened.callback(envs[-1].close)
+                samplers.append(Sampler(envs[-1], policy, step_proc_config.build(spec, n_envs), layout))
+                models.append(receiver.open())
+            opened.pop_all()
         counters = Counters(len(samplers))
         source = SamplerSource(policies, samplers, models, buffer, counters)
         learner = Learner(trainer_config, agent, buffer, source, sender, counters, n_envs, lambda: None)
