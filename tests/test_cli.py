@@ -194,6 +194,7 @@ def test_own_classes_beside_the_user_are_found(
 ) -> None:
     (tmp_path / "own_env_of_test_cli.py").write_text(
         "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass OwnEnvConfig:\n    size: int = 1\n"
+        "    def build(self): ...\n    def eval(self): ...\n    def spec(self): ...\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
