@@ -47,6 +47,7 @@ from .data import UpdateResult as UpdateResult
 from .envs.atari import AtariEnvConfig as AtariEnvConfig
 from .envs.gymnasium import GymEnvConfig as GymEnvConfig
 from .errors import ActorFailed as ActorFailed
+from .errors import BadData as BadData
 from .errors import ChannelError as ChannelError
 from .errors import ConfigError as ConfigError
 from .errors import EnvFailed as EnvFailed

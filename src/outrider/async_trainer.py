@@ -45,7 +45,14 @@ class ChannelSource:
     def _insert(self, message: PushedItemMessage) -> None:
         self._buffer.push(message.items)
         counters = self._counters
-        counters.arrived(message.actor, message.incarnation, message.env_steps, message.episodes, message.wait_s)
+        counters.arrived(
+            message.actor,
+            message.incarnation,
+            message.env_steps,
+            message.episodes,
+            wait_s=message.wait_s,
+            dropped=message.dropped,
+        )
         counters.aged(*message.model_versions)
 
     def wait(self) -> None:

@@ -12,6 +12,7 @@
     │   └── LayoutMismatch     both ends, or two actors, do not agree on the bytes
     ├── ResourceError          memory, disk or descriptors: needed against free
     ├── RunDirError            a run directory that is not empty, in use, or not one
+    ├── BadData                NaN or infinity in an observation, action or reward
     ├── ActorFailed            an actor ended; carries its traceback, exit code or signal
     └── Interrupted            a signal asked the run to end; carries the exit code
 
@@ -96,6 +97,30 @@ class ResourceError(OutriderError):
 
 class RunDirError(OutriderError):
     """A run directory that is not empty, is in use, or is not one."""
+
+
+class BadData(OutriderError):
+    """A row with a value that is not finite.
+
+    Args:
+        actor_id: Index of the actor.
+        column: Name of the column.
+        env_steps: Env steps of that actor when it was found, at most a message after it happened.
+        value: The row's value, as text.
+    """
+
+    def __init__(self, actor_id: int, column: str, env_steps: int, value: str) -> None:
+        super().__init__(actor_id, column, env_steps, value)
+        self.actor_id = actor_id
+        self.column = column
+        self.env_steps = env_steps
+        self.value = value
+
+    def __str__(self) -> str:
+        return (
+            f"actor {self.actor_id}, before env step {self.env_steps}: "
+            f"expected finite values in {self.column!r}, got {self.value}"
+        )
 
 
 class ActorFailed(OutriderError):

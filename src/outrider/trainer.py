@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from outrider.actor import ActorStat, ActorState
 from outrider.core import (
@@ -18,9 +19,10 @@ from outrider.core import (
     ReplayBufferConfig,
     StepProcessorConfig,
 )
-from outrider.data import Record, n_rows
+from outrider.data import Episode, Record, column_names, n_rows
 from outrider.evaluation import attended
 from outrider.flags import InitGuard
+from outrider.health import BadDataPolicy, RowHealth
 from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner
 from outrider.model_sync import ModelSnapshot, model_channel
 from outrider.sampling import Sampler
@@ -28,64 +30,80 @@ from outrider.seeding import Role, derive, env_seeds
 from outrider.statistics import Counters
 
 
-class SamplerSource:
-    """Rows that come from stepping the samplers in turn, one vector step at a time."""
+@dataclass
+class Player:
+    """An actor that takes turns with the others."""
 
-    def __init__(
-        self,
-        policies: list[ActorPolicy],
-        samplers: list[Sampler],
-        models: list[ModelSnapshot],
-        buffer: ReplayBuffer,
-        counters: Counters,
-    ) -> None:
-        self._policies = policies
-        self._samplers = samplers
-        self._models = models
+    policy: ActorPolicy
+    env: Env
+    sampler: Sampler
+    model: ModelSnapshot
+    health: RowHealth
+    inserted: int = 0
+
+    def start(self) -> None:
+        """Take the first parameters, and begin an episode in every environment."""
+        self.model.fetch()
+        self.policy.sync_model(self.model.info)
+        self.policy.train()
+        self.sampler.reset()
+
+    def step(self, buffer: ReplayBuffer) -> Sequence[Episode]:
+        """One vector step with the newest parameters, its rows inserted."""
+        if self.model.fetch():
+            self.policy.sync_model(self.model.info)
+        items, episodes = self.sampler.sample(self.model.model_version)
+        if items is not None:
+            good = self.health.good_rows(items, self.sampler.env_steps)
+            if good is not None:
+                items = {name: items[name][good] for name in column_names(items)}
+            buffer.push(items)
+            self.inserted += n_rows(items)
+        return episodes
+
+
+class SamplerSource:
+    """Rows that come from stepping the players in turn, one vector step at a time."""
+
+    def __init__(self, players: list[Player], buffer: ReplayBuffer, counters: Counters) -> None:
+        self._players = players
         self._buffer = buffer
         self._counters = counters
         self._turn = 0
-        self._inserted = [0] * len(samplers)
         self._started = False
 
     def collect(self, max_rows: int) -> int:
-        """One vector step of the sampler whose turn it is; 1, whatever it brought."""
+        """One vector step of the player whose turn it is; 1, whatever it brought."""
         if not self._started:
-            self._start()
+            for player in self._players:
+                player.start()
+            self._started = True
         i = self._turn
-        self._turn = (i + 1) % len(self._samplers)
-        sampler, model = self._samplers[i], self._models[i]
-        if model.fetch():
-            self._policies[i].sync_model(model.info)
-        items, episodes = sampler.sample(model.model_version)
-        if items is not None:
-            self._buffer.push(items)
-            self._inserted[i] += n_rows(items)
-        self._counters.arrived(i, 0, sampler.env_steps, episodes)
+        self._turn = (i + 1) % len(self._players)
+        player = self._players[i]
+        episodes = player.step(self._buffer)
+        self._counters.arrived(i, 0, player.sampler.env_steps, episodes, dropped=player.health.dropped)
         return 1  # a step is progress, whether or not it completed a row
 
-    def _start(self) -> None:
-        for policy, sampler, model in zip(self._policies, self._samplers, self._models, strict=True):
-            model.fetch()
-            policy.sync_model(model.info)
-            policy.train()
-            sampler.reset()
-        self._started = True
-
     def actor_stats(self, duration_s: float) -> list[ActorStat]:
-        """What each sampler has done."""
+        """What each player has done."""
         return [
             ActorStat(
                 actor_id=i,
-                samples=self._inserted[i],
-                env_steps=sampler.env_steps,
-                episodes=sampler.episodes,
+                samples=player.inserted,
+                env_steps=player.sampler.env_steps,
+                episodes=player.sampler.episodes,
                 duration_s=duration_s,
                 wait_s=0.0,
                 state=ActorState.FINISHED,
             )
-            for i, sampler in enumerate(self._samplers)
+            for i, player in enumerate(self._players)
         ]
+
+    def close(self) -> None:
+        """Close the environments."""
+        for player in self._players:
+            player.env.close()
 
     def wait(self) -> None:
         """Never waits: a step can always be taken."""
@@ -112,7 +130,6 @@ class Trainer:
         config: AsyncTrainerConfig,
         agent: Agent,
         buffer: ReplayBuffer,
-        envs: list[Env],
         source: SamplerSource,
         learner: Learner,
     ) -> None:
@@ -120,7 +137,6 @@ class Trainer:
         self.agent = agent
         self.buffer = buffer
         self.learner = learner
-        self._envs = envs
         self._source = source
         self._stop_reason: str | None = None
         learner.should_stop = lambda: self._stop_reason
@@ -137,6 +153,7 @@ class Trainer:
         replay_buffer_config: ReplayBufferConfig,
         *,
         n_envs: int = 1,
+        bad_data: BadDataPolicy = "raise",
         seed: int = 0,
     ) -> Trainer:
         """Build everything.
@@ -150,6 +167,7 @@ class Trainer:
             step_proc_config: How steps become items.
             replay_buffer_config: The replay buffer.
             n_envs: Environments of each actor.
+            bad_data: What to do about rows with NaN or infinite values: ``raise``, or ``drop`` and count them.
             seed: Seed of the run; environments and policies get the seeds that actor processes would get.
 
         Raises:
@@ -166,21 +184,20 @@ class Trainer:
         buffer = replay_buffer_config.build(layout)
         sender, receiver = model_channel()
         sender.bind(agent.model_info()[1], backend="threads")
-        envs, policies, samplers, models = [], [], [], []
-        with ExitStack() as opened:
+        players: list[Player] = []
+        with ExitStack() as built:  # what was built is closed again if the rest cannot be
             for i, config in enumerate(agent_configs):
                 policy = config.build_actor(spec, seed=derive(seed, Role.ACTOR_POLICY, i))
                 receiver.require_equal(policy.model_info()[1], f"actor {i}")
-                policies.append(policy)
-                envs.append(env_config_train.build(env_seeds(seed, i, 0, n_envs), n_envs))
-                opened.callback(envs[-1].close)
-                samplers.append(Sampler(envs[-1], policy, step_proc_config.build(spec, n_envs), layout))
-                models.append(receiver.open())
-            opened.pop_all()
-        counters = Counters(len(samplers))
-        source = SamplerSource(policies, samplers, models, buffer, counters)
+                env = env_config_train.build(env_seeds(seed, i, 0, n_envs), n_envs)
+                built.callback(env.close)
+                sampler = Sampler(env, policy, step_proc_config.build(spec, n_envs), layout)
+                players.append(Player(policy, env, sampler, receiver.open(), RowHealth(layout, bad_data, i)))
+            built.pop_all()
+        counters = Counters(len(players))
+        source = SamplerSource(players, buffer, counters)
         learner = Learner(trainer_config, agent, buffer, source, sender, counters, n_envs, lambda: None)
-        return cls(trainer_config, agent, buffer, envs, source, learner)
+        return cls(trainer_config, agent, buffer, source, learner)
 
     def request_stop(self, reason: str = "request") -> None:
         """Have `train` end in order after the present opt step. May be called from a signal handler or a thread."""
@@ -194,8 +211,7 @@ class Trainer:
             with attended(evaluator, lambda: self._stop_reason is not None, guard_init_env):
                 return self.learner.run(recorder, evaluator)
         finally:
-            for env in self._envs:
-                env.close()
+            self._source.close()
 
     def actor_stats(self) -> list[ActorStat]:
         """What each actor that takes turns has done."""

@@ -151,11 +151,11 @@ def train_sync(
     env_config_eval: EnvConfig,
     step_proc_config: StepProcessorConfig,
     replay_buffer_config: ReplayBufferConfig,
+    actor_man_config: ActorManagerConfig,
     trainer_config: AsyncTrainerConfig,
     recorder: Recorder,
     evaluator: Evaluator,
     *,
-    n_envs: int = 1,
     seed: int = 0,
     report: Report = _no_report,
 ) -> TrainResult:
@@ -169,7 +169,8 @@ def train_sync(
             env_config_eval,
             step_proc_config,
             replay_buffer_config,
-            n_envs=n_envs,
+            n_envs=actor_man_config.n_envs,
+            bad_data=actor_man_config.bad_data,
             seed=seed,
         )
         interrupts.request, interrupts.busy = trainer.request_stop, lambda: trainer.learner.looping
@@ -199,6 +200,8 @@ def run(config: RunConfig, *, argv: Sequence[str] = (), report: Report = _no_rep
     processes.ensure_server()
     env_eval = config.env.eval()
     spec = _require_possible(config, env_eval)
+    n_actors = config.actors.count()
+    agent_configs = [config.agent.for_actor(i, n_actors) for i in range(n_actors)]
     evaluator = config.evaluator.build(env_eval)
     with RunDir.create(config.run_dir or _default_run_dir(config), config.to_yaml(), argv) as run_dir:
         ended = _Ended(run_dir, report)
@@ -209,20 +212,21 @@ def run(config: RunConfig, *, argv: Sequence[str] = (), report: Report = _no_rep
             )
             closed.callback(recorder.close)
             closed.callback(evaluator.close)
-            result = _train(config, env_eval, recorder, evaluator, ended.note)
+            result = (train_sync if config.trainer.mode == "sync" else train_async)(
+                config.agent,
+                agent_configs,
+                config.env,
+                env_eval,
+                config.step_processor,
+                config.replay,
+                config.actors,
+                config.trainer,
+                recorder,
+                evaluator,
+                seed=config.seed,
+                report=ended.note,
+            )
     return replace(result, run_dir=run_dir.path)
-
-
-def _train(
-    config: RunConfig, env_eval: EnvConfig, recorder: Recorder, evaluator: Evaluator, report: Report
-) -> TrainResult:
-    n_actors = config.actors.count()
-    agent_configs = [config.agent.for_actor(i, n_actors) for i in range(n_actors)]
-    parts = (config.agent, agent_configs, config.env, env_eval, config.step_processor, config.replay)
-    ends = (config.trainer, recorder, evaluator)
-    if config.trainer.mode == "sync":
-        return train_sync(*parts, *ends, n_envs=config.actors.n_envs, seed=config.seed, report=report)
-    return train_async(*parts, config.actors, *ends, seed=config.seed, report=report)
 
 
 def _goals(trainer: AsyncTrainerConfig) -> Goals:

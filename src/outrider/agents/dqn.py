@@ -151,7 +151,7 @@ class DqnPolicy(ActingPolicy):
         q = self._network(self._encode(obs))
         if self._exploring:
             return self._explorer.choose(q, self._env_steps, self._rng)
-        return epsilon_greedy(q, self._eval_epsilon, self._rng)
+        return epsilon_greedy(q, self._eval_epsilon, self._eval_rng)
 
 
 class DqnLoss(NamedTuple):

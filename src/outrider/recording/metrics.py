@@ -79,6 +79,7 @@ METRICS = (
     Metric("async/staleness_max", "opt steps", "time_s", "max", "Highest such age."),
     Metric("async/learner_wait", "fraction", "time_s", "mean", "Part of its time the learner waits for data."),
     Metric("async/episodes", "episodes", "time_s", "last", "Episodes the actors finished since the start."),
+    Metric("async/dropped_rows", "rows", "time_s", "last", "Rows left out because a value was not finite."),
     Metric("actor/*/env_steps", "env steps", "time_s", "last", "Environment steps of one actor since the start."),
     Metric("actor/*/env_steps_per_s", "env steps/s", "time_s", "mean", "Environment steps of one actor per second."),
     Metric("actor/*/wait", "fraction", "time_s", "mean", "Part of its time an actor waits because its ring is full."),
