@@ -40,11 +40,12 @@ class Wiring(ModuleType):
         self.calls: list[tuple[Any, ...]] = []
         self.failure: BaseException | None = None
 
-    def run(self, config: RunConfig, *, argv: list[str]) -> Result:
+    def run(self, config: RunConfig, *, argv: list[str], report: Callable[[Result], None]) -> None:
         self.calls.append((config, argv))
+        if not isinstance(self.failure, RunDirError):  # which is raised before anything is done
+            report(Result(Stats(), (), Path("runs/x")))
         if self.failure:
             raise self.failure
-        return Result(Stats(), (), Path("runs/x"))
 
     def evaluate_run(self, run_dir: Path, model: str, episodes: int, seed: int) -> tuple[float, dict[str, Any]]:
         self.calls.append((run_dir, model, episodes, seed))
@@ -193,6 +194,7 @@ def test_own_classes_beside_the_user_are_found(
 ) -> None:
     (tmp_path / "own_env_of_test_cli.py").write_text(
         "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass OwnEnvConfig:\n    size: int = 1\n"
+        "    def build(self): ...\n    def eval(self): ...\n    def spec(self): ...\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -34,6 +34,16 @@ REPLAYS = Family({"uniform": "outrider.replay.uniform:SimpleReplayBufferConfig"}
 EVALUATORS = Family({"default": "outrider.evaluation:DefaultEvaluatorConfig"}, default="default")
 RECORDERS = Family({"default": "outrider.recording:RecorderConfig"}, default="default")
 
+METHODS = {
+    "env": ("build", "eval", "spec"),
+    "agent": ("build", "build_actor", "for_actor"),
+    "step_processor": ("layout", "build"),
+    "replay": ("build",),
+    "evaluator": ("build",),
+    "recorder": ("build",),
+}
+"""What the config of each section must have: the contracts of :mod:`outrider.core`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Config):
@@ -69,6 +79,11 @@ class RunConfig(Config):
         """Check what no section can see alone. Own classes are checked as far as they have these fields."""
         require(self.seed >= 0, "seed", "an integer >= 0", self.seed)
         require(self.run_dir != "", "run_dir", "a path, or null", "an empty one")
+        for section, methods in METHODS.items():
+            part = getattr(self, section)
+            missing = [name for name in methods if not callable(getattr(part, name, None))]
+            expected = f"a config with the methods {', '.join(methods)}"
+            require(not missing, section, expected, f"{type(part).__name__} without {', '.join(missing)}")
         self.trainer.require_possible(self.replay, self.agent)
         self._settle_discount()
 
