@@ -191,3 +191,14 @@ def test_impossible_values_are_refused_by_name(values, key):
         with pytest.raises(ConfigError) as caught:
             build(**values)
         assert caught.value.key == key
+
+
+def test_an_evaluation_whose_episodes_do_not_end_says_what_would_end_them(caplog, monkeypatch):
+    monkeypatch.setattr("outrider.evaluation.ENDLESS_S", -1.0)
+    evaluator = DefaultEvaluator(CountEnvConfig([[5, 5]]), n_episodes=2)
+    evaluator.evaluate(OnePolicy())
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2, "once, and once more after an episode has ended"
+    assert said[0].startswith("evaluation: no episode has ended for")
+    assert "(0 of 2 have); the longest has 0 steps so far" in said[0]
+    assert "env.max_episode_steps" in said[0]

@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from outrider.core import (
 )
 from outrider.data import Record
 from outrider.envs.gymnasium import GymEnvConfig
-from outrider.errors import ActorFailed
+from outrider.errors import ActorFailed, ConfigError, ResourceError
 from outrider.evaluation import DefaultEvaluator
 from outrider.flags import InitGuard, StopFlag
 from outrider.interrupts import Interrupts
@@ -194,7 +194,7 @@ def run(config: RunConfig, *, argv: Sequence[str] = ()) -> TrainResult:
             ),
             meta=model_meta(spec),
         )
-        with closing(recorder), closing(evaluator):
+        with _discarded_if_refused(run_dir), closing(recorder), closing(evaluator):
             train = train_sync if trainer.mode == "sync" else train_async
             result = train(
                 config.agent,
@@ -299,6 +299,16 @@ def _require_possible(config: RunConfig, env_eval: EnvConfig) -> EnvSpec:
     config.agent.build_actor(spec)
     spec.require_same_spaces(env_eval.spec())
     return spec
+
+
+@contextmanager
+def _discarded_if_refused(run_dir: RunDir) -> Iterator[None]:
+    """Leave no run directory behind a run that never began, such as one for which the memory does not suffice."""
+    try:
+        yield
+    except (ConfigError, ResourceError):
+        run_dir.discard()
+        raise
 
 
 def _default_run_dir(config: RunConfig) -> Path:
