@@ -195,7 +195,7 @@ def test_impossible_values_are_refused_by_name(values, key):
 
 def test_an_evaluation_whose_episodes_do_not_end_says_what_would_end_them(caplog, monkeypatch):
     monkeypatch.setattr("outrider.evaluation.ENDLESS_S", -1.0)
-    evaluator = DefaultEvaluator(CountEnvConfig([[5, 5]]), n_episodes=2)
+    evaluator = DefaultEvaluator(CountEnvConfig([[5, 5]]), n_episodes=2, n_envs=1)
     evaluator.evaluate(OnePolicy())
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2, "once, and once more after an episode has ended"

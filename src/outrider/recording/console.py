@@ -127,7 +127,8 @@ class ConsoleRecorder(NullRecorder):
     """Shows how the run is getting on.
 
     On a terminal a few lines are redrawn in place; ordinary output and tracebacks appear above them. Elsewhere
-    each flush prints one line, and half a minute without one does. The live display shows axes and evaluations as soon as they are stored.
+    each flush prints one line, and half a minute without one does. The live display shows axes and evaluations as
+    soon as they are stored.
     Keeps no models.
 
     Process: the learner.
