@@ -126,7 +126,10 @@ def load_preset(name_or_path: str | Path) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return without_version(read_yaml(path))
     expected = f"one of {', '.join(known)}, or the path of a YAML file"
-    raise ConfigError("preset", expected, f"{str(name_or_path)!r}{did_you_mean(str(name_or_path), known)}")
+    hint = did_you_mean(str(name_or_path), known)
+    if (path / "config.yaml").is_file():  # a run directory
+        hint = f" (did you mean {path / 'config.yaml'}?)"
+    raise ConfigError("preset", expected, f"{str(name_or_path)!r}{hint}")
 
 
 def parse_overrides(options: Iterable[str]) -> dict[str, Any]:
