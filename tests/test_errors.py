@@ -9,6 +9,7 @@ import pytest
 from outrider import errors
 from outrider.errors import (
     ActorFailed,
+    BadData,
     ChannelClosed,
     ChannelError,
     ConfigError,
@@ -33,6 +34,7 @@ EXAMPLES: list[OutriderError] = [
     LayoutMismatch("column 'a' differs"),
     ResourceError("needs 2 GB, 1 GB are free"),
     RunDirError("expected an empty one"),
+    BadData(2, "reward", 640, "nan"),
     ActorFailed(3, "Traceback ...\nValueError: no\n", 1),
     ActorFailed(3, exitcode=-9),
     ActorFailed(3, exitcode=0),

@@ -215,3 +215,14 @@ def test_equal_policies_get_equal_scores_whatever_they_did_in_between(agent: Any
         assert evaluator.evaluate(policy)[0] == first
     with closing(DefaultEvaluator(env, seed=0, n_episodes=3)) as another:
         assert another.evaluate(agent.build(env.spec(), seed=3))[0] == first
+
+
+def test_an_evaluation_whose_episodes_do_not_end_says_what_would_end_them(caplog, monkeypatch):
+    monkeypatch.setattr("outrider.evaluation.ENDLESS_S", -1.0)
+    evaluator = DefaultEvaluator(CountEnvConfig([[5, 5]]), n_episodes=2, n_envs=1)
+    evaluator.evaluate(OnePolicy())
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2, "once, and once more after an episode has ended"
+    assert said[0].startswith("evaluation: no episode has ended for")
+    assert "(0 of 2 have); the longest has 0 steps so far" in said[0]
+    assert "env.max_episode_steps" in said[0]

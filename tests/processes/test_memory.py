@@ -1,62 +1,68 @@
-"""The learner's memory stays as it is once everything was touched."""
+"""A learner slower than its actors: rings fill, actors wait, and nobody's memory grows."""
 
 from __future__ import annotations
 
-import threading
+import os
 import time
-from pathlib import Path
+from typing import Any
 
-import numpy as np
 import psutil
 import pytest
+from children_faults import FaultAgentConfig, fault_env
+from runs_with_faults import train
 
-from outrider.actor_manager import ActorManagerConfig
-from outrider.agents.dqn import DqnConfig
-from outrider.async_trainer import AsyncTrainerConfig
-from outrider.envs.gymnasium import GymEnvConfig
-from outrider.evaluation import DefaultEvaluator
-from outrider.recording import TensorboardRecorder
-from outrider.replay.uniform import SimpleReplayBufferConfig
-from outrider.sampling import SimpleStepProcessorConfig
-from outrider.wiring import train_async
+from outrider.recording import NullRecorder
 
-SECONDS = 75
+MB = 1e6
 
 
-@pytest.mark.slow
-def test_publications_records_and_evaluations_leave_nothing_in_memory(tmp_path: Path) -> None:
-    """Tens of thousands of publications; what each of them left behind would be seen."""
-    resident: list[tuple[float, float]] = []
-    ended = threading.Event()
+class MemoryWatch(NullRecorder):
+    """Notes the resident size of this process and of its actors at every flush.
 
-    def watch() -> None:
-        started, process = time.monotonic(), psutil.Process()
-        while not ended.wait(1.0):
-            resident.append(((time.monotonic() - started) / 60, process.memory_info().rss / 2**20))
+    Args:
+        after_s: Seconds from which on they count: by then every page has been written once.
+    """
 
-    agent, env = DqnConfig(hidden=(16,), batch_size=32), GymEnvConfig(id="CartPole-v1", max_episode_steps=30)
-    trainer = AsyncTrainerConfig(
-        max_opts=None,
-        max_time_s=SECONDS,
-        warmup_period=1_000,
-        samples_per_insert=8,
-        sync_interval=1,
-        eval_interval=500,
-        save_interval=5_000,
-        record_agent_info_interval=10,
-        flush_record_interval=50,
+    def __init__(self, after_s: float) -> None:
+        self.begin = time.monotonic() + after_s
+        self.sizes: dict[str, list[float]] = {}
+        self.fills: list[float] = []
+
+    def store(self, record: Any) -> None:
+        if time.monotonic() < self.begin:
+            return
+        if "async/ring_fill" in record:
+            self.fills.append(record["async/ring_fill"])
+        me = psutil.Process()
+        actors = [p for p in me.children(recursive=True) if p.name().startswith("outrider: actor")]
+        for p in (me, *actors):
+            name = "learner" if p.pid == me.pid else p.name()
+            self.sizes.setdefault(name, []).append(p.memory_info().rss / MB)
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(10.0, marks=pytest.mark.timeout(50)),
+        pytest.param(120.0, marks=[pytest.mark.slow, pytest.mark.timeout(200)]),
+    ],
+)
+def test_memory_stays_flat_while_full_rings_hold_the_actors(seconds: float) -> None:
+    watch = MemoryWatch(after_s=3.0)
+    result = train(
+        fault_env(where="never"),
+        watch,
+        agent=FaultAgentConfig(opt_s=0.01),
+        samples_per_insert=1.0,
+        max_time_s=3.0 + seconds,
+        actors={"n_buffer": 64, "n_slots": 8},
     )
-    recorder = TensorboardRecorder(tmp_path)
-    parts = (SimpleStepProcessorConfig(), SimpleReplayBufferConfig(capacity=5_000), ActorManagerConfig(n_envs=4))
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        train_async(agent, [agent] * 2, env, env, *parts, trainer, recorder, DefaultEvaluator(env, n_episodes=2))
-    finally:
-        ended.set()
-        watcher.join()
-        recorder.close()
-    minutes, megabytes = np.array(resident[len(resident) // 3 : -1]).T
-    slope = np.polyfit(minutes, megabytes, 1)[0]
-    print(f"resident size of the learner: {slope:.2f} MB a minute, from {megabytes[0]:.0f} to {megabytes[-1]:.0f} MB")
-    assert slope < 1.0
+    print(f"\n{seconds:.0f} s on {os.cpu_count()} cores, {result.stats.samples_per_s:.0f} samples/s")
+    for name, sizes in sorted(watch.sizes.items()):
+        print(f"  {name}: {min(sizes):.1f} to {max(sizes):.1f} MB in {len(sizes)} looks")
+    assert set(watch.sizes) == {"learner", "outrider: actor 0", "outrider: actor 1"}
+    assert min(watch.fills) > 0.8, "the rings were full"
+    assert all(stat.wait_s > 0.5 * stat.duration_s for stat in result.actor_stats), "the actors waited"
+    for name, sizes in watch.sizes.items():
+        middle = (min(sizes) + max(sizes)) / 2
+        assert max(sizes) <= 1.05 * middle, name
