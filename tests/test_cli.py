@@ -21,6 +21,9 @@ from outrider.version import __version__
 
 @dataclass(frozen=True)
 class Stats:
+    best_score: float | None = 21.5
+    stopped_by: str = "max_opts"
+
     def fmt(self) -> str:
         return "samples/sec, opt_steps/sec, duration\n1.0, 2.0, 3.0"
 
@@ -81,7 +84,7 @@ def test_training_hands_the_resolved_config_on_and_prints_both_statistics(outrid
     assert argv == ["outrider", *arguments]
     assert out.startswith("Stats of async trainer\nsamples/sec, opt_steps/sec, duration\n1.0, 2.0, 3.0\n")
     assert "\nStats of generated samples in actors\nactor_id, samples, samples/sec, duration\n" in out
-    assert out.endswith("Run directory: runs/x\n")
+    assert out.endswith("\nEnded by max_opts, best score 21.5\nRun directory: runs/x\n")
 
 
 def test_print_config_prints_what_can_be_run_again(outrider: Outrider, wiring: Wiring, tmp_path: Path) -> None:
@@ -107,6 +110,10 @@ def test_evaluation_prints_score_and_metrics(outrider: Outrider, wiring: Wiring)
         (("train",), "outrider train: expected PRESET_OR_YAML, got nothing"),
         (("train", "cartpole-dqn", "pong-dqn"), "outrider train: expected no more arguments, got pong-dqn"),
         (("train", "cartpole-dqn", "-n", "3"), "outrider train: expected no more arguments, got -n 3"),
+        (
+            ("train", "cartpole-dqn", "seed=3"),
+            "outrider train: expected no more arguments, got seed=3 (did you mean --seed=3?)",
+        ),
         (("train", "no-such"), "preset: expected one of cartpole-dqn, dqn, "),
         (("train", "no/such.yaml"), "no/such.yaml: expected a YAML file, got no file at that path"),
         (("train", "cartpole-dqn", "--seed"), "seed: expected a value, as in --seed=VALUE, got nothing"),

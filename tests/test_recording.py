@@ -446,6 +446,23 @@ def test_without_a_terminal_each_flush_is_one_plain_line():
     assert "eval" not in lines[2]
 
 
+def test_a_last_flush_with_nothing_new_prints_no_line_again():
+    out = io.StringIO()
+    recorder = ConsoleRecorder(file=out)
+    for record in ({"opt_steps": 5, "eval/mean_reward": 1.0}, {"opt_steps": 5, "train/loss": 1.0}):
+        recorder.store(record)
+        recorder.flush(5)
+    assert len(out.getvalue().splitlines()) == 1
+
+
+def test_a_plain_line_comes_now_and_then_while_nothing_is_flushed(monkeypatch):
+    monkeypatch.setattr("outrider.recording.console.PLAIN_INTERVAL_S", 0.0)
+    out = io.StringIO()
+    recorder = ConsoleRecorder(goals=Goals(max_opts=1000), file=out)
+    recorder.store({"opt_steps": 0, "env_steps": 128, "time_s": 0.5})
+    assert "opt 0/1000  env 128" in out.getvalue()
+
+
 @pytest.fixture
 def terminal(monkeypatch):
     """A pseudo terminal of 80 columns: what is written to `file` can be read from `screen()`."""

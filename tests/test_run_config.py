@@ -185,7 +185,7 @@ def test_overrides_are_read_as_yaml(options: list[str], values: dict[str, Any]) 
         (["--seed", "--run_dir=x"], "seed: expected a value, as in --seed=VALUE, got nothing"),
         (["seed=3"], "seed=3: expected an override such as --trainer.max_opts=1000, got seed=3"),
         (["--"], "--: expected an override such as --trainer.max_opts=1000, got --"),
-        (["--agent.hidden=[1"], "agent.hidden: expected YAML, got "),
+        (["--agent.hidden=[1"], "agent.hidden: expected valid YAML, got an error in line 1, column "),
     ],
 )
 def test_what_is_no_override_is_refused(options: list[str], message: str) -> None:
@@ -232,5 +232,7 @@ def test_a_name_that_is_neither_preset_nor_file_is_refused(tmp_path: Path) -> No
     text = refusal(lambda: load_preset("cartpol-dqn"))
     assert text.startswith("preset: expected one of cartpole-dqn, ")
     assert text.endswith(", or the path of a YAML file, got 'cartpol-dqn' (did you mean cartpole-dqn?)")
+    (tmp_path / "config.yaml").write_text("env: {}\n")
+    assert refusal(lambda: load_preset(tmp_path)).endswith(f"(did you mean {tmp_path / 'config.yaml'}?)")
     missing = tmp_path / "x.yaml"
     assert refusal(lambda: load_preset(missing)) == f"{missing}: expected a YAML file, got no file at that path"

@@ -333,10 +333,11 @@ class Learner:
 
     def _finish(self) -> None:
         """The final publication, save and flush: each happens whatever the others do."""
-        with ExitStack() as last:
-            last.callback(self._flush)
+        with ExitStack() as last:  # the last callback is called first
+            last.callback(self.recorder.flush, self.opt_steps)
             last.callback(self.recorder.save_model, "last", self.agent)
             last.callback(self._publish)
+            last.callback(lambda: self.recorder.store(self._statistics()))  # before the save: rates are of training
 
     def stat(self) -> AsyncTrainStat:
         """What was done so far."""

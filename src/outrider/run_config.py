@@ -20,6 +20,7 @@ from outrider.async_trainer import AsyncTrainerConfig
 from outrider.config import Config, Family, did_you_mean, family_of, field_types, require, without_version
 from outrider.core import AgentConfig, EnvConfig, ReplayBufferConfig, StepProcessorConfig
 from outrider.errors import ConfigError
+from outrider.sampling import require_same_discount
 from outrider.strict_yaml import parse_yaml, read_yaml
 
 ENVS = Family(
@@ -96,9 +97,7 @@ class RunConfig(Config):
             require(bootstrapped is not None, "step_processor.gamma", "a number, as the agent has no gamma", "null")
             settled = dataclasses.replace(self.step_processor, gamma=bootstrapped)  # type: ignore[type-var]
             object.__setattr__(self, "step_processor", settled)
-        elif bootstrapped is not None:
-            expected = f"agent.gamma ({bootstrapped})"
-            require(summed == bootstrapped, "step_processor.gamma", expected, summed)
+        require_same_discount(self.step_processor, self.agent)
 
     @classmethod
     def from_sources(cls, source: str | Path, overrides: Mapping[str, Any] | None = None) -> Self:
@@ -127,7 +126,10 @@ def load_preset(name_or_path: str | Path) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return without_version(read_yaml(path))
     expected = f"one of {', '.join(known)}, or the path of a YAML file"
-    raise ConfigError("preset", expected, f"{str(name_or_path)!r}{did_you_mean(str(name_or_path), known)}")
+    hint = did_you_mean(str(name_or_path), known)
+    if (path / "config.yaml").is_file():  # a run directory
+        hint = f" (did you mean {path / 'config.yaml'}?)"
+    raise ConfigError("preset", expected, f"{str(name_or_path)!r}{hint}")
 
 
 def parse_overrides(options: Iterable[str]) -> dict[str, Any]:

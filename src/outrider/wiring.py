@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,7 +31,7 @@ from outrider.core import (
 )
 from outrider.data import Record
 from outrider.envs.gymnasium import GymEnvConfig
-from outrider.errors import ActorFailed
+from outrider.errors import ActorFailed, ConfigError, ResourceError
 from outrider.evaluation import DefaultEvaluator
 from outrider.flags import InitGuard, StopFlag
 from outrider.interrupts import Interrupts
@@ -205,7 +205,7 @@ def run(config: RunConfig, *, argv: Sequence[str] = (), report: Report = _no_rep
     evaluator = config.evaluator.build(env_eval)
     with RunDir.create(config.run_dir or _default_run_dir(config), config.to_yaml(), argv) as run_dir:
         ended = _Ended(run_dir, report)
-        with ExitStack() as closed:
+        with _discarded_if_refused(run_dir), ExitStack() as closed:
             closed.callback(ended.tell)  # the last, when the display is gone
             recorder = config.recorder.build(
                 run_dir.path, title=run_dir.path.name, goals=_goals(config.trainer), meta=model_meta(spec)
@@ -344,6 +344,16 @@ def _require_possible(config: RunConfig, env_eval: EnvConfig) -> EnvSpec:
     config.agent.build_actor(spec)
     spec.require_same_spaces(env_eval.spec())
     return spec
+
+
+@contextmanager
+def _discarded_if_refused(run_dir: RunDir) -> Iterator[None]:
+    """Leave no run directory behind a run that never began, such as one for which the memory does not suffice."""
+    try:
+        yield
+    except (ConfigError, ResourceError):
+        run_dir.discard()
+        raise
 
 
 def _default_run_dir(config: RunConfig) -> Path:

@@ -149,6 +149,17 @@ def test_what_cannot_work_is_refused_in_one_line_before_a_run_begins(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("key", ["replay.capacity", "actors.n_slots"])
+def test_a_run_that_needs_too_much_memory_is_refused_and_leaves_no_directory(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "cartpole-dqn", f"--{key}=1_000_000_000_000", f"--run_dir={tmp_path / 'run'}"]) == 2
+    shown = capsys.readouterr().err
+    assert "GB of memory" in shown
+    assert shown.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_short_way_trains_in_one_call(tmp_path: Path) -> None:
     result = outrider.train(
         env="CartPole-v1",

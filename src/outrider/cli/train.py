@@ -18,7 +18,7 @@ keys:
 examples:
   outrider train cartpole-dqn
   outrider train cartpole-dqn --trainer.target_score=475 --actors.n_actors=4 --seed=1
-  outrider train dqn --env.id=LunarLander-v3 --agent.lr=3e-4 --run_dir=runs/lunar
+  outrider train dqn --env.id=Acrobot-v1 --agent.lr=3e-4 --run_dir=runs/acrobot
   outrider train sac --env.id=my_package:MyEnv-v0 --env.kwargs='{size: 3}'
   outrider train my_run.yaml --env.class=my_package.my_env:MyEnvConfig
 """
@@ -66,6 +66,8 @@ def show(result: TrainResult) -> None:
     print(result.stats.fmt())
     print("Stats of generated samples in actors")
     print(actor_stats_fmt(result.actor_stats))
+    best = result.stats.best_score
+    print(f"Ended by {result.stats.stopped_by}" + ("" if best is None else f", best score {best:g}"))
     print(f"Run directory: {result.run_dir}", flush=True)
 
 
