@@ -283,3 +283,11 @@ def test_the_table_of_the_run_has_a_header_and_a_line_of_three_numbers() -> None
 def test_impossible_values_are_refused_by_name(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=key):
         AsyncTrainerConfig(**{key: value})
+
+
+def test_a_run_that_is_already_beyond_its_last_opt_step_ends_at_once() -> None:
+    world = World()
+    world.counters.opt_steps = 7
+    stats = world.run(max_opts=4)
+    assert stats.stopped_by == "max_opts"
+    assert "opt" not in world.calls

@@ -14,31 +14,42 @@ from outrider.run_config import RunConfig, load_preset, override, parse_override
 HERE = __name__
 
 
+class AnyPart:
+    """Has the methods of every section."""
+
+    def build(self) -> None: ...
+    def build_actor(self) -> None: ...
+    def for_actor(self) -> None: ...
+    def eval(self) -> None: ...
+    def spec(self) -> None: ...
+    def layout(self) -> None: ...
+
+
 @dataclass(frozen=True)
-class OwnEnv:
+class OwnEnv(AnyPart):
     id: str = "my/Own Env-v0"
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class OwnAgent:
+class OwnAgent(AnyPart):
     gain: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learner(Config):
+class Learner(AnyPart, Config):
     gamma: float = 0.9
     batch_size: int = 32
     rate: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summing(Config):
+class Summing(AnyPart, Config):
     gamma: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Store(Config):
+class Store(AnyPart, Config):
     capacity: int = 5000
 
 
@@ -112,6 +123,25 @@ def test_what_is_left_out_is_the_default_and_written_by_its_short_name() -> None
 def test_own_classes_are_checked_only_as_far_as_they_have_the_fields() -> None:
     config = run(agent=f"{HERE}:OwnAgent", replay=f"{HERE}:OwnAgent")
     assert (config.agent, config.replay) == (OwnAgent(), OwnAgent())
+
+
+@dataclass(frozen=True)
+class OnlyBuilds:
+    def build(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("section", "expected", "missing"),
+    [
+        ("env", "build, eval, spec", "eval, spec"),
+        ("agent", "build, build_actor, for_actor", "build_actor, for_actor"),
+        ("step_processor", "layout, build", "layout"),
+    ],
+)
+def test_an_own_class_without_the_methods_of_its_contract_is_refused(section: str, expected: str, missing: str) -> None:
+    assert refusal(lambda: run(**{section: f"{HERE}:OnlyBuilds"})) == (
+        f"{section}: expected a config with the methods {expected}, got OnlyBuilds without {missing}"
+    )
 
 
 def test_a_run_config_comes_back_from_its_file(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class AsyncTrainerConfig(Config):
         max_time_s: Seconds of training after which the run ends; None: no limit.
         target_score: Evaluation score that ends the run; None: no target.
         eval_interval: Opt steps between evaluations.
-        flush_record_interval: Opt steps between writes of the recorder.
+        flush_record_interval: Opt steps between writes of the recorder; evaluations are written in any case.
         record_compute_cost_interval: Opt steps between measurements of the cost of an opt step.
         record_agent_info_interval: Opt steps between records of the agent (losses and the like).
         save_interval: Opt steps between numbered saves of the model.

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from outrider.cli.arguments import Parser, import_from_here
+
+if TYPE_CHECKING:
+    from outrider.wiring import TrainResult
 
 EPILOG = """\
 keys:
@@ -47,18 +52,23 @@ def main(arguments: list[str]) -> int:
         print(config.to_yaml(), end="")
         return 0
 
-    from outrider.actor import actor_stats_fmt
     from outrider.wiring import run
 
-    result = run(config, argv=["outrider", "train", *arguments])
+    run(config, argv=["outrider", "train", *arguments], report=show)
+    return 0
+
+
+def show(result: TrainResult) -> None:
+    """Print the statistics of both sides; also of a run that was interrupted or failed."""
+    from outrider.actor import actor_stats_fmt
+
     print("Stats of async trainer")
     print(result.stats.fmt())
     print("Stats of generated samples in actors")
     print(actor_stats_fmt(result.actor_stats))
     best = result.stats.best_score
-    print(f"Ended by trainer.{result.stats.stopped_by}" + ("" if best is None else f", best score {best:g}"))
-    print(f"Run directory: {result.run_dir}")
-    return 0
+    print(f"Ended by {result.stats.stopped_by}" + ("" if best is None else f", best score {best:g}"))
+    print(f"Run directory: {result.run_dir}", flush=True)
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:
