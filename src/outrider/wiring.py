@@ -317,12 +317,12 @@ def evaluate_run(run_dir: Path | str, model: str = "best", episodes: int = 10, s
         return evaluator.evaluate(agent)
 
 
-def load_policy(run_dir: Path | str, model: str = "best") -> LoadedPolicy:
+def load_policy(run_dir: Path | str, model: str | None = None) -> LoadedPolicy:
     """A policy that a run has learned, for one observation or a batch.
 
     Args:
         run_dir: The run directory; it may be in use.
-        model: ``best``, ``last`` or a number of opt steps.
+        model: ``best``, ``last`` or a number of opt steps; None: ``best``, or ``last`` where nothing was evaluated.
 
     Raises:
         RunDirError: It is no run directory, or has no such model.
@@ -332,9 +332,9 @@ def load_policy(run_dir: Path | str, model: str = "best") -> LoadedPolicy:
     return LoadedPolicy(build_saved(config.agent, spec, path), spec)
 
 
-def _open_run(run_dir: Path | str, model: str) -> tuple[RunConfig, Path]:
+def _open_run(run_dir: Path | str, model: str | None) -> tuple[RunConfig, Path]:
     run = RunDir.open(run_dir, lock=False)
-    return RunConfig.load(run.path / "config.yaml"), run.model_path(model)
+    return RunConfig.load(run.path / "config.yaml"), run.model_path(model or run.default_model())
 
 
 def _require_possible(config: RunConfig, env_eval: EnvConfig) -> EnvSpec:

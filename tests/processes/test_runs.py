@@ -171,6 +171,8 @@ def test_the_short_way_trains_in_one_call(tmp_path: Path) -> None:
         recorder={"console": "off"},
     )
     assert result.stats.opt_steps == 30
+    policy = outrider.load_policy(tmp_path / "run")  # the last model, since nothing was evaluated
+    assert policy.sample(np.zeros(4, np.float32)) in (0, 1)
     assert [s.actor_id for s in result.actor_stats] == [0, 1]
     assert result.run_dir == tmp_path / "run"
 
