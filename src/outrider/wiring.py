@@ -8,11 +8,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from outrider import presets, processes
 from outrider.actor import ActorStat
@@ -30,7 +31,7 @@ from outrider.core import (
 )
 from outrider.data import Record
 from outrider.envs.gymnasium import GymEnvConfig
-from outrider.errors import ActorFailed
+from outrider.errors import ActorFailed, ConfigError, ResourceError
 from outrider.evaluation import DefaultEvaluator
 from outrider.flags import InitGuard, StopFlag
 from outrider.interrupts import Interrupts
@@ -40,6 +41,8 @@ from outrider.recording import Goals
 from outrider.run_config import AGENTS, RunConfig
 from outrider.run_dir import RunDir, default_path, model_meta
 from outrider.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,13 @@ class TrainResult:
     run_dir: Path | None = None
 
 
+Report: TypeAlias = Callable[[TrainResult], object]
+
+
+def _no_report(result: TrainResult) -> None:
+    """Report nothing."""
+
+
 def train_async(
     agent_config: AgentConfig,
     agent_configs: Sequence[AgentConfig],
@@ -70,6 +80,7 @@ def train_async(
     evaluator: Evaluator,
     *,
     seed: int = 0,
+    report: Report = _no_report,
 ) -> TrainResult:
     """Train asynchronously: actors in processes of their own, the learner in this thread.
 
@@ -85,6 +96,8 @@ def train_async(
         recorder: Takes metrics and models; not closed here.
         evaluator: Scores the agent; not closed here.
         seed: Seed of the run.
+        report: Called with what was done when the run ends, however that is; for those who get no result because
+            it ends with an exception.
 
     Raises:
         ConfigError: Something that cannot work, before any process was started.
@@ -120,12 +133,15 @@ def train_async(
         try:
             with actors:
                 actors.run(guard)
-                stats = trainer.train(recorder, evaluator, guard)
+                trainer.train(recorder, evaluator, guard)
         except ActorFailed:
             interrupts.check()  # who stops a whole process group stops the actors, too, maybe before the learner looks
             raise
+        finally:
+            result = TrainResult(trainer.learner.stat(), actors.stats())
+            report(result)
     interrupts.check()
-    return TrainResult(stats, actors.stats())
+    return result
 
 
 def train_sync(
@@ -141,6 +157,7 @@ def train_sync(
     evaluator: Evaluator,
     *,
     seed: int = 0,
+    report: Report = _no_report,
 ) -> TrainResult:
     """Train in this thread alone, actors and learner in turns: bit for bit reproducible. Arguments as `train_async`."""
     with Interrupts() as interrupts:
@@ -157,17 +174,22 @@ def train_sync(
             seed=seed,
         )
         interrupts.request, interrupts.busy = trainer.request_stop, lambda: trainer.learner.looping
-        stats = trainer.train(recorder, evaluator)
+        try:
+            trainer.train(recorder, evaluator)
+        finally:
+            result = TrainResult(trainer.learner.stat(), trainer.actor_stats())
+            report(result)
     interrupts.check()
-    return TrainResult(stats, trainer.actor_stats())
+    return result
 
 
-def run(config: RunConfig, *, argv: Sequence[str] = ()) -> TrainResult:
+def run(config: RunConfig, *, argv: Sequence[str] = (), report: Report = _no_report) -> TrainResult:
     """Train as a run config says, into a run directory.
 
     Args:
         config: The run.
         argv: The command line, kept in the run directory.
+        report: Called with what was done when the run has ended, however that was, and ``stats.json`` is written.
 
     Raises:
         ConfigError: Something that cannot work, before any process of the run was started.
@@ -181,22 +203,16 @@ def run(config: RunConfig, *, argv: Sequence[str] = ()) -> TrainResult:
     n_actors = config.actors.count()
     agent_configs = [config.agent.for_actor(i, n_actors) for i in range(n_actors)]
     evaluator = config.evaluator.build(env_eval)
-    trainer = config.trainer
     with RunDir.create(config.run_dir or _default_run_dir(config), config.to_yaml(), argv) as run_dir:
-        recorder = config.recorder.build(
-            run_dir.path,
-            title=run_dir.path.name,
-            goals=Goals(
-                max_opts=trainer.max_opts,
-                max_env_steps=trainer.max_env_steps,
-                max_time_s=trainer.max_time_s,
-                target_score=trainer.target_score,
-            ),
-            meta=model_meta(spec),
-        )
-        with closing(recorder), closing(evaluator):
-            train = train_sync if trainer.mode == "sync" else train_async
-            result = train(
+        ended = _Ended(run_dir, report)
+        with _discarded_if_refused(run_dir), ExitStack() as closed:
+            closed.callback(ended.tell)  # the last, when the display is gone
+            recorder = config.recorder.build(
+                run_dir.path, title=run_dir.path.name, goals=_goals(config.trainer), meta=model_meta(spec)
+            )
+            closed.callback(recorder.close)
+            closed.callback(evaluator.close)
+            result = (train_sync if config.trainer.mode == "sync" else train_async)(
                 config.agent,
                 agent_configs,
                 config.env,
@@ -204,14 +220,43 @@ def run(config: RunConfig, *, argv: Sequence[str] = ()) -> TrainResult:
                 config.step_processor,
                 config.replay,
                 config.actors,
-                trainer,
+                config.trainer,
                 recorder,
                 evaluator,
                 seed=config.seed,
+                report=ended.note,
             )
-        result = replace(result, run_dir=run_dir.path)
-        run_dir.write_stats({"trainer": asdict(result.stats), "actors": [asdict(s) for s in result.actor_stats]})
-    return result
+    return replace(result, run_dir=run_dir.path)
+
+
+def _goals(trainer: AsyncTrainerConfig) -> Goals:
+    return Goals(
+        max_opts=trainer.max_opts,
+        max_env_steps=trainer.max_env_steps,
+        max_time_s=trainer.max_time_s,
+        target_score=trainer.target_score,
+    )
+
+
+class _Ended:
+    """Keeps the result of a run until everything is closed, then writes and reports it."""
+
+    def __init__(self, run_dir: RunDir, report: Report) -> None:
+        self._run_dir, self._report = run_dir, report
+        self._result: TrainResult | None = None
+
+    def note(self, result: TrainResult) -> None:
+        self._result = replace(result, run_dir=self._run_dir.path)
+
+    def tell(self) -> None:
+        if self._result is None:  # it failed before it began
+            return
+        stats, actors = asdict(self._result.stats), [asdict(s) for s in self._result.actor_stats]
+        try:
+            self._run_dir.write_stats({"trainer": stats, "actors": actors})
+        except OSError as error:  # such as a full disk: it must not hide how the run ended
+            log.error("%s: stats.json could not be written: %s", self._run_dir.path, error)
+        self._report(self._result)
 
 
 def train(
@@ -272,12 +317,12 @@ def evaluate_run(run_dir: Path | str, model: str = "best", episodes: int = 10, s
         return evaluator.evaluate(agent)
 
 
-def load_policy(run_dir: Path | str, model: str = "best") -> LoadedPolicy:
+def load_policy(run_dir: Path | str, model: str | None = None) -> LoadedPolicy:
     """A policy that a run has learned, for one observation or a batch.
 
     Args:
         run_dir: The run directory; it may be in use.
-        model: ``best``, ``last`` or a number of opt steps.
+        model: ``best``, ``last`` or a number of opt steps; None: ``best``, or ``last`` where nothing was evaluated.
 
     Raises:
         RunDirError: It is no run directory, or has no such model.
@@ -287,9 +332,9 @@ def load_policy(run_dir: Path | str, model: str = "best") -> LoadedPolicy:
     return LoadedPolicy(build_saved(config.agent, spec, path), spec)
 
 
-def _open_run(run_dir: Path | str, model: str) -> tuple[RunConfig, Path]:
+def _open_run(run_dir: Path | str, model: str | None) -> tuple[RunConfig, Path]:
     run = RunDir.open(run_dir, lock=False)
-    return RunConfig.load(run.path / "config.yaml"), run.model_path(model)
+    return RunConfig.load(run.path / "config.yaml"), run.model_path(model or run.default_model())
 
 
 def _require_possible(config: RunConfig, env_eval: EnvConfig) -> EnvSpec:
@@ -299,6 +344,16 @@ def _require_possible(config: RunConfig, env_eval: EnvConfig) -> EnvSpec:
     config.agent.build_actor(spec)
     spec.require_same_spaces(env_eval.spec())
     return spec
+
+
+@contextmanager
+def _discarded_if_refused(run_dir: RunDir) -> Iterator[None]:
+    """Leave no run directory behind a run that never began, such as one for which the memory does not suffice."""
+    try:
+        yield
+    except (ConfigError, ResourceError):
+        run_dir.discard()
+        raise
 
 
 def _default_run_dir(config: RunConfig) -> Path:
