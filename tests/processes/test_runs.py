@@ -136,6 +136,7 @@ def test_a_used_run_directory_is_refused(cartpole: tuple[Path, str]) -> None:
         (("dqn", "--env.id=Pendulum-v1"), "agent"),
         (("sac", "--env.id=CartPole-v1"), "agent"),
         (("dqn", "--env.id=children_envs:TupleEnv"), "env.observation_space"),
+        (("sac", "--env.id=children_envs:UnboundedEnv"), "env.action_space"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line_before_a_run_begins(
