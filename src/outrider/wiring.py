@@ -251,7 +251,8 @@ class _Ended:
     def tell(self) -> None:
         if self._result is None:  # it failed before it began
             return
-        stats, actors = asdict(self._result.stats), [asdict(s) for s in self._result.actor_stats]
+        stats = asdict(self._result.stats)
+        actors = [asdict(s) | {"state": s.state.name.lower()} for s in self._result.actor_stats]
         try:
             self._run_dir.write_stats({"trainer": stats, "actors": actors})
         except OSError as error:  # such as a full disk: it must not hide how the run ended

@@ -74,6 +74,7 @@ def test_a_run_directory_has_everything(cartpole: tuple[Path, str]) -> None:
     stats = json.loads((run_dir / "stats.json").read_text())
     assert stats["trainer"]["opt_steps"] == 60
     assert stats["trainer"]["stopped_by"] == "max_opts"
+    assert [actor["state"] for actor in stats["actors"]] == ["finished"] * 2
 
 
 def test_every_line_of_the_metrics_has_the_three_axes(cartpole: tuple[Path, str]) -> None:
