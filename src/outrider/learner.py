@@ -16,8 +16,9 @@ from typing import Any, Literal, Protocol
 
 from outrider.balance import Balance
 from outrider.config import Config, require
-from outrider.core import Agent, Evaluator, Recorder, ReplayBuffer
-from outrider.data import Record
+from outrider.core import Agent, Evaluator, Recorder, ReplayBuffer, ReplayBufferConfig
+from outrider.data import Layout, Record
+from outrider.errors import LayoutMismatch
 from outrider.model_sync import ModelSender
 from outrider.statistics import Counters, Meter
 
@@ -354,6 +355,19 @@ class Learner:
             best_score=self.best_score,
             stopped_by=self.stopped_by,
         )
+
+
+def build_buffer(config: ReplayBufferConfig, layout: Layout) -> ReplayBuffer:
+    """Build the replay buffer for these items.
+
+    Raises:
+        LayoutMismatch: It cannot store them.
+    """
+    buffer = config.build(layout)
+    if not buffer.accepts(layout):
+        columns = ", ".join(map(str, layout.fields))
+        raise LayoutMismatch(f"{type(buffer).__name__} cannot store the step processor's {layout.kind}: {columns}")
+    return buffer
 
 
 def _due(n: int, interval: int) -> bool:

@@ -86,6 +86,10 @@ class SimpleReplayBuffer:
     def __len__(self) -> int:
         return min(self.inserted, self.capacity)
 
+    def accepts(self, layout: Layout) -> bool:
+        """Whether this is the layout it was built for."""
+        return layout == self.layout
+
     @property
     def nbytes(self) -> int:
         """Bytes of all records, the unused ones included."""
