@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -121,6 +121,25 @@ def load_preset(name_or_path: str | Path) -> dict[str, Any]:
         return without_version(read_yaml(path))
     expected = f"one of {', '.join(known)}, or the path of a YAML file"
     raise ConfigError("preset", expected, f"{str(name_or_path)!r}{did_you_mean(str(name_or_path), known)}")
+
+
+def differences(before: RunConfig, after: RunConfig) -> list[str]:
+    """What differs between two configs: ``trainer.max_opts: 1000 -> 2000``, one value each."""
+    old, new = (dict(_leaves(config.to_dict())) for config in (before, after))
+    nothing = "(nothing)"
+    return [
+        f"{key}: {old.get(key, nothing)} -> {new.get(key, nothing)}"
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key, nothing) != new.get(key, nothing)
+    ]
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def parse_overrides(options: Iterable[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,10 +19,12 @@ from outrider.actor import ActorStat
 from outrider.actor_manager import ActorManager, ActorManagerConfig
 from outrider.async_trainer import AsyncTrainer, AsyncTrainerConfig, AsyncTrainStat
 from outrider.channel import item_channel
+from outrider.checkpoint import Checkpoints, report
+from outrider.checkpoint_files import Checkpoint, newest_checkpoint, set_newer_aside
+from outrider.config import require
 from outrider.core import (
     AgentConfig,
     EnvConfig,
-    EnvSpec,
     Evaluator,
     Recorder,
     ReplayBufferConfig,
@@ -34,10 +36,11 @@ from outrider.errors import ActorFailed
 from outrider.evaluation import DefaultEvaluator
 from outrider.flags import InitGuard, StopFlag
 from outrider.interrupts import Interrupts
+from outrider.learner import Learner
 from outrider.loaded_policy import LoadedPolicy, build_saved
 from outrider.model_sync import model_channel
-from outrider.recording import Goals
-from outrider.run_config import AGENTS, RunConfig
+from outrider.recording import Goals, rewind
+from outrider.run_config import AGENTS, RunConfig, differences
 from outrider.run_dir import RunDir, default_path, model_meta
 from outrider.trainer import Trainer
 
@@ -70,6 +73,7 @@ def train_async(
     evaluator: Evaluator,
     *,
     seed: int = 0,
+    checkpoints: Checkpoints | None = None,
 ) -> TrainResult:
     """Train asynchronously: actors in processes of their own, the learner in this thread.
 
@@ -85,9 +89,11 @@ def train_async(
         recorder: Takes metrics and models; not closed here.
         evaluator: Scores the agent; not closed here.
         seed: Seed of the run.
+        checkpoints: Saves the run, and says what it goes on from; not closed here. None: it is not saved.
 
     Raises:
         ConfigError: Something that cannot work, before any process was started.
+        CheckpointError: The agent cannot go on from the checkpoint.
         ActorFailed: An actor ended before it was asked to; carries its traceback.
         Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
     """
@@ -105,6 +111,7 @@ def train_async(
             model_receiver,
             stop,
             seed=seed,
+            incarnations=_incarnations(checkpoints),
         )
         trainer = AsyncTrainer.build(
             async_trainer_config,
@@ -116,11 +123,12 @@ def train_async(
             stop,
             seed=seed,
         )
+        _restore(trainer.learner, checkpoints)
         interrupts.request, interrupts.busy = trainer.request_stop, lambda: trainer.learner.looping
         try:
             with actors:
                 actors.run(guard)
-                stats = trainer.train(recorder, evaluator, guard)
+                stats = trainer.train(recorder, evaluator, guard, checkpoints)
         except ActorFailed:
             interrupts.check()  # who stops a whole process group stops the actors, too, maybe before the learner looks
             raise
@@ -141,6 +149,7 @@ def train_sync(
     *,
     n_envs: int = 1,
     seed: int = 0,
+    checkpoints: Checkpoints | None = None,
 ) -> TrainResult:
     """Train in this thread alone, actors and learner in turns: bit for bit reproducible. Arguments as `train_async`."""
     with Interrupts() as interrupts:
@@ -155,8 +164,9 @@ def train_sync(
             n_envs=n_envs,
             seed=seed,
         )
+        _restore(trainer.learner, checkpoints)
         interrupts.request, interrupts.busy = trainer.request_stop, lambda: trainer.learner.looping
-        stats = trainer.train(recorder, evaluator)
+        stats = trainer.train(recorder, evaluator, checkpoints=checkpoints)
     interrupts.check()
     return TrainResult(stats, trainer.actor_stats())
 
@@ -175,33 +185,112 @@ def run(config: RunConfig, *, argv: Sequence[str] = ()) -> TrainResult:
         Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
     """
     processes.ensure_server()
+    _require_possible(config)
+    with RunDir.create(config.run_dir or _default_run_dir(config), config.to_yaml(), argv) as run_dir:
+        return _train_in(run_dir, config)
+
+
+def resume(
+    run_dir: Path | str,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    checkpoint: int | None = None,
+    argv: Sequence[str] = (),
+) -> TrainResult:
+    """Go on with a run from its newest checkpoint that is whole, in its directory; from the start if there is none.
+
+    What differs in the configuration, and what cannot be restored, is said on stderr.
+
+    Args:
+        run_dir: The run directory.
+        overrides: Values by dotted key that win over those of the run, such as ``{"trainer.max_opts": 20_000}``.
+        checkpoint: Opt steps of the checkpoint to go on from instead; newer ones are set aside.
+        argv: The command line, kept in the run directory.
+
+    Raises:
+        ConfigError: Something that cannot work, before any process of the run was started.
+        RunDirError: It is no run directory, or in use.
+        CheckpointError: There are checkpoints, but none is whole; or the agent cannot take its state.
+        ActorFailed: An actor ended before it was asked to.
+        Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
+    """
+    processes.ensure_server()
+    require("run_dir" not in (overrides or {}), "run_dir", "no other one for a run that goes on", "one")
+    with RunDir.open(run_dir) as opened:
+        file = opened.path / "config.yaml"
+        before, config = RunConfig.load(file), RunConfig.from_sources(file, overrides)
+        _require_possible(config)
+        found, damages = newest_checkpoint(opened.checkpoints, checkpoint)
+        for damage in damages:
+            report(f"damaged: {damage}")
+        for difference in differences(before, config):
+            report(f"changed: {difference}")
+        _go_back(opened, found)
+        opened.go_on(config.to_yaml(), argv)
+        return _train_in(opened, config, found)
+
+
+def _go_back(run_dir: RunDir, found: Checkpoint | None) -> None:
+    """Take the metrics back to the checkpoint, and set aside what came after it."""
+    if found is None:
+        report(f"{run_dir.checkpoints}: no checkpoint yet, the run starts from the beginning")
+        rewind(run_dir.path, -1, -1)
+        return
+    at = found.moment
+    for path in set_newer_aside(run_dir.checkpoints, at.opt_steps):
+        report(f"{path}: set aside, since the run goes on from before it")
+    cut, best = rewind(run_dir.path, at.opt_steps, at.env_steps)
+    scores = [score for score in (best, found.state["best_score"]) if score is not None]
+    found.state["best_score"] = max(scores, default=None)
+    lines = f"; {cut} later lines of metrics are cut" if cut else ""
+    report(f"goes on from {found.path}: {at.opt_steps} opt steps, {at.env_steps} env steps ({at.reason}){lines}")
+    report(f"not in the checkpoint: {', '.join(found.manifest.not_contained)}")
+
+
+def _restore(learner: Learner, checkpoints: Checkpoints | None) -> None:
+    if checkpoints is not None and checkpoints.resumed is not None:
+        for note in learner.restore(checkpoints.resumed):
+            report(note)
+        checkpoints.resumed.state.clear()  # or it would stay in memory beside what was made of it
+
+
+def _incarnations(checkpoints: Checkpoints | None) -> list[int]:
+    """Those of the actors of a run that goes on: new ones, with new seeds."""
+    if checkpoints is None or checkpoints.resumed is None:
+        return []
+    return [incarnation + 1 for incarnation, _ in checkpoints.resumed.state["counters"]["actors"]]
+
+
+def _train_in(run_dir: RunDir, config: RunConfig, resumed: Checkpoint | None = None) -> TrainResult:
+    """Train as a run config says, into a run directory that is locked."""
     env_eval = config.env.eval()
-    spec = _require_possible(config, env_eval)
     n_actors = config.actors.count()
     agent_configs = [config.agent.for_actor(i, n_actors) for i in range(n_actors)]
-    evaluator = config.evaluator.build(env_eval)
     trainer = config.trainer
-    with RunDir.create(config.run_dir or _default_run_dir(config), config.to_yaml(), argv) as run_dir:
-        recorder = config.recorder.build(
-            run_dir.path,
-            title=run_dir.path.name,
-            goals=Goals(
-                max_opts=trainer.max_opts,
-                max_env_steps=trainer.max_env_steps,
-                max_time_s=trainer.max_time_s,
-                target_score=trainer.target_score,
-            ),
-            meta=model_meta(spec),
-        )
-        with closing(recorder), closing(evaluator):
-            parts = (config.agent, agent_configs, config.env, env_eval, config.step_processor, config.replay)
-            if trainer.mode == "sync":
-                n_envs = config.actors.n_envs
-                result = train_sync(*parts, trainer, recorder, evaluator, n_envs=n_envs, seed=config.seed)
-            else:
-                result = train_async(*parts, config.actors, trainer, recorder, evaluator, seed=config.seed)
-        result = replace(result, run_dir=run_dir.path)
-        run_dir.write_stats({"trainer": asdict(result.stats), "actors": [asdict(s) for s in result.actor_stats]})
+    recorder = config.recorder.build(
+        run_dir.path,
+        title=run_dir.path.name,
+        goals=Goals(
+            max_opts=trainer.max_opts,
+            max_env_steps=trainer.max_env_steps,
+            max_time_s=trainer.max_time_s,
+            target_score=trainer.target_score,
+        ),
+        meta=model_meta(config.env.spec()),
+    )
+    with (
+        closing(recorder),
+        closing(config.evaluator.build(env_eval)) as evaluator,
+        Checkpoints(run_dir.checkpoints, trainer.checkpoint, resumed) as checkpoints,
+    ):
+        parts = (config.agent, agent_configs, config.env, env_eval, config.step_processor, config.replay)
+        rest: dict[str, Any] = {"seed": config.seed, "checkpoints": checkpoints}
+        if trainer.mode == "sync":
+            result = train_sync(*parts, trainer, recorder, evaluator, n_envs=config.actors.n_envs, **rest)
+        else:
+            result = train_async(*parts, config.actors, trainer, recorder, evaluator, **rest)
+    result = replace(result, run_dir=run_dir.path)
+    run_dir.write_stats({"trainer": asdict(result.stats), "actors": [asdict(s) for s in result.actor_stats]})
     return result
 
 
@@ -283,13 +372,12 @@ def _open_run(run_dir: Path | str, model: str) -> tuple[RunConfig, Path]:
     return RunConfig.load(run.path / "config.yaml"), run.model_path(model)
 
 
-def _require_possible(config: RunConfig, env_eval: EnvConfig) -> EnvSpec:
+def _require_possible(config: RunConfig) -> None:
     """Find out before anything is created whether agent, items and replay buffer suit the environment."""
     spec = config.env.spec()
     config.step_processor.layout(spec)
     config.agent.build_actor(spec)
-    env_eval.spec()
-    return spec
+    config.env.eval().spec()
 
 
 def _default_run_dir(config: RunConfig) -> Path:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from outrider.cli.arguments import Parser, import_from_here
+
+if TYPE_CHECKING:
+    from outrider.wiring import TrainResult
 
 EPILOG = """\
 keys:
@@ -47,16 +52,21 @@ def main(arguments: list[str]) -> int:
         print(config.to_yaml(), end="")
         return 0
 
-    from outrider.actor import actor_stats_fmt
     from outrider.wiring import run
 
-    result = run(config, argv=["outrider", "train", *arguments])
+    tell(run(config, argv=["outrider", "train", *arguments]))
+    return 0
+
+
+def tell(result: TrainResult) -> None:
+    """Print what a run came to."""
+    from outrider.actor import actor_stats_fmt
+
     print("Stats of async trainer")
     print(result.stats.fmt())
     print("Stats of generated samples in actors")
     print(actor_stats_fmt(result.actor_stats))
     print(f"Run directory: {result.run_dir}")
-    return 0
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:
