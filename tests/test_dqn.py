@@ -182,7 +182,7 @@ def test_a_reward_that_is_not_finite_changes_nothing_and_is_counted() -> None:
     before = vector(agent)
     record = agent.update(batch(reward=np.inf), with_record=True).record
     np.testing.assert_array_equal(vector(agent), before)
-    assert record["train/n_updates_skipped"] == 1
+    assert record["train/skipped_updates"] == 1
 
 
 def test_the_state_goes_through_a_file_and_training_continues_bit_for_bit(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ LAYERS = (
     "processes",
     "shared_memory",
     "flags",
+    "health",
     "rings",
     "binding",
     "replay_buffer_proxy",

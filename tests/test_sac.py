@@ -270,7 +270,7 @@ def test_an_update_that_is_not_finite_changes_no_network_and_is_counted() -> Non
     record = agent.update(batch(obs=np.nan), with_record=True).record
     after = state(agent)
     assert all(np.array_equal(before[name], after[name]) for name in before)
-    assert record["train/n_updates_skipped"] == 3
+    assert record["train/skipped_updates"] == 3
 
 
 def test_the_state_goes_through_a_file_and_training_continues_bit_for_bit() -> None:

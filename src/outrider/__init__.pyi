@@ -47,6 +47,7 @@ from .data import UpdateResult as UpdateResult
 from .envs.atari import AtariEnvConfig as AtariEnvConfig
 from .envs.gymnasium import GymEnvConfig as GymEnvConfig
 from .errors import ActorFailed as ActorFailed
+from .errors import BadData as BadData
 from .errors import ChannelError as ChannelError
 from .errors import ConfigError as ConfigError
 from .errors import EnvFailed as EnvFailed
@@ -81,6 +82,7 @@ from .trainer import Trainer as Trainer
 from .version import __version__ as __version__
 from .wiring import TrainResult as TrainResult
 from .wiring import load_policy as load_policy
+from .wiring import resume as resume
 from .wiring import run as run
 from .wiring import train as train
 from .wiring import train_async as train_async

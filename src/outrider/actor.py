@@ -223,7 +223,8 @@ class Actor:
         """Step until the stop flag is set. The rows of an unfinished message are sent as a short one.
 
         Raises:
-            LayoutMismatch: The policy's parameters are not those that the learner publishes.
+            LayoutMismatch: The policy's parameters are not those that the learner publishes, or the items not those
+                that the channel was bound for.
             Exception: Whatever the environment or the policy raises, unchanged.
         """
         self.cell.start()
@@ -247,7 +248,9 @@ class Actor:
             guard.release()
 
     def _run(self, env: Env, item_sender: ItemSender, model_receiver: ModelReceiver) -> None:
-        model_receiver.require_equal(self.policy.model_info()[1], f"actor {self.id}")
+        who = f"actor {self.id}"
+        item_sender.layout.require_equal(self.step_proc_config.layout(self.env_spec), "the item channel", who)
+        model_receiver.require_equal(self.policy.model_info()[1], who)
         model = model_receiver.open()
         self._state(ActorState.WAITING_FOR_MODEL)
         while not model.wait_first(self.stop, timeout_s=1.0):

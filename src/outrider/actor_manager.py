@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -30,6 +30,7 @@ from outrider.config import Config, require
 from outrider.core import AgentConfig, EnvConfig, EnvSpec, StepProcessorConfig
 from outrider.errors import ActorFailed, Unbound
 from outrider.flags import InitGuard, StopFlag
+from outrider.health import BadDataPolicy
 from outrider.model_sync import ModelReceiver
 from outrider.seeding import Role, derive, env_seeds
 
@@ -44,11 +45,12 @@ class ActorManagerConfig(Config):
     """How many actors there are, and how they send.
 
     Attributes:
-        n_actors: Actors; None: one per agent config given, or cores - 1 where none are (at least one).
+        n_actors: Actors; None: one per agent config given, or usable cores - 1 where none are (at least one).
         n_envs: Environments that each actor steps together.
         n_buffer: Transitions in a message, whatever `n_envs`.
         n_slots: Messages that an actor may be ahead of the learner.
         max_message_age_s: Seconds after which a message is sent though it is not full.
+        bad_data: What to do about rows with NaN or infinite values: ``raise``, or ``drop`` and count them.
         backend: ``processes``, or ``threads`` of the learner's process (no restarts, no hidden CUDA, shared GIL).
         stop_timeout_s: Seconds an actor has to end by itself before it is killed.
     """
@@ -58,6 +60,7 @@ class ActorManagerConfig(Config):
     n_buffer: int = 64
     n_slots: int = 8
     max_message_age_s: float = 1.0
+    bad_data: BadDataPolicy = "raise"
     backend: Literal["processes", "threads"] = "processes"
     stop_timeout_s: float = 5.0
 
@@ -72,7 +75,7 @@ class ActorManagerConfig(Config):
 
     def count(self) -> int:
         """Number of actors where no agent configs say it."""
-        return self.n_actors or max(1, (os.cpu_count() or 2) - 1)
+        return self.n_actors or max(1, processes.usable_cores() - 1)
 
 
 @dataclass(frozen=True)
@@ -180,10 +183,9 @@ class ActorManager:
             backend=config.backend,
             env_spec=env_spec,
         )
+        proxy = replace(item_sender.proxy_config, bad_data=config.bad_data)
         orders = [
-            ActorOrder(
-                i, agent, env_config, env_spec, step_proc_config, item_sender.proxy_config, config.n_envs, seed, before
-            )
+            ActorOrder(i, agent, env_config, env_spec, step_proc_config, proxy, config.n_envs, seed, before)
             for (i, agent), before in zip(enumerate(agent_configs), chain(incarnations, repeat(0)), strict=False)
         ]
         return cls(config, orders, item_sender, model_receiver, stop)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import psutil
 import torch
 
+from outrider import processes
 from outrider.channel import ItemReceiver, PushedItemMessage
 from outrider.checkpoint import Checkpoints
-from outrider.core import Agent, AgentConfig, EnvConfig, EnvSpec, Evaluator, Recorder, ReplayBuffer, ReplayBufferConfig
+from outrider.core import Agent, AgentConfig, EnvConfig, Evaluator, Recorder, ReplayBuffer, ReplayBufferConfig
 from outrider.data import Record
-from outrider.errors import LayoutMismatch, Unbound
+from outrider.errors import Unbound
 from outrider.evaluation import attended
 from outrider.flags import InitGuard, StopFlag
 from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner
@@ -22,7 +24,7 @@ from outrider.statistics import Counters
 __all__ = ["AsyncTrainStat", "AsyncTrainer", "AsyncTrainerConfig"]
 
 WAIT_S = 0.05  # a wait for data is that long at most, then the stop conditions are looked at
-DEFAULT_THREADS = torch.get_num_threads()  # as torch chose it; another count later on is the user's choice
+DEFAULT_THREADS = torch.get_num_threads()
 
 
 class ChannelSource:
@@ -45,7 +47,14 @@ class ChannelSource:
     def _insert(self, message: PushedItemMessage) -> None:
         self._buffer.push(message.items)
         counters = self._counters
-        counters.arrived(message.actor, message.incarnation, message.env_steps, message.episodes, message.wait_s)
+        counters.arrived(
+            message.actor,
+            message.incarnation,
+            message.env_steps,
+            message.episodes,
+            wait_s=message.wait_s,
+            dropped=message.dropped,
+        )
         counters.aged(*message.model_versions)
 
     def wait(self) -> None:
@@ -130,14 +139,17 @@ class AsyncTrainer:
 
         Raises:
             Unbound: The item channel has no layout yet: `ActorManager.build` is missing.
-            LayoutMismatch: The environments of actors and evaluation differ, or the buffer cannot store the items.
+            ConfigError: The environments of actors and evaluation differ, or the numbers do not go together.
+            LayoutMismatch: The buffer cannot store the items.
             UnsupportedSpace: The agent cannot handle the environment's spaces.
             ResourceError: Not enough memory.
         """
         if not item_receiver.bound:
             raise Unbound("AsyncTrainer.build: the item channel has no layout yet; call ActorManager.build before")
+        async_trainer_config.require_possible(replay_buffer_config, agent_config)
         env_spec = env_config_eval.spec()
-        _require_same_spaces(item_receiver.env_spec, env_spec)
+        if item_receiver.env_spec is not None:
+            item_receiver.env_spec.require_same_spaces(env_spec)
         agent = agent_config.build(
             env_spec, device=getattr(agent_config, "device", "cpu"), seed=derive(seed, Role.LEARNER)
         )
@@ -192,17 +204,10 @@ def _take_nothing(message: PushedItemMessage) -> None:
 def choose_threads(n_actors: int) -> None:
     """Give torch the cores that actors leave, at least one, unless the user chose a number of threads.
 
-    A learner whose threads spin beside busy actors loses most of its speed (docs/performance.md).
+    A learner whose threads spin beside busy actors loses most of its speed (docs/performance.md). Torch does not tell
+    who chose: a number that it would not have chosen by itself, or that changed since, is the user's.
     """
-    if "OMP_NUM_THREADS" in os.environ or torch.get_num_threads() != DEFAULT_THREADS:
-        return
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - n_actors))
-
-
-def _require_same_spaces(actors: EnvSpec | None, evaluation: EnvSpec) -> None:
-    if actors is None:
-        return
-    for name in ("observation_space", "action_space"):
-        theirs, ours = getattr(actors, name), getattr(evaluation, name)
-        if theirs != ours:
-            raise LayoutMismatch(f"env_config_eval: expected the actors' {name} {theirs}, got {ours}")
+    threads, cores = torch.get_num_threads(), processes.usable_cores()
+    unchosen = threads == DEFAULT_THREADS and threads in (cores, psutil.cpu_count(logical=False))
+    if unchosen and not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys():
+        torch.set_num_threads(min(threads, max(1, cores - n_actors)))

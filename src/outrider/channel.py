@@ -138,6 +138,7 @@ class PushedItemMessage:
             0 in a message that brings only episodes, at the end of a run.
         env_steps: Env steps of this incarnation when the message was sent.
         wait_s: Seconds this incarnation had waited for room in its ring by then.
+        dropped: Rows this incarnation had left out by then because a value was not finite.
         model_versions: Lowest and highest version of the models that chose the actions.
         episodes: Episodes that ended.
     """
@@ -147,6 +148,7 @@ class PushedItemMessage:
     items: Array
     env_steps: int
     wait_s: float
+    dropped: int
     model_versions: tuple[int, int]
     episodes: list[Episode]
 
@@ -309,9 +311,9 @@ class _Taker:
 
     def _message(self, actor: int, slot: int) -> PushedItemMessage:
         header = self._headers[actor][slot]
-        n, incarnation, env_steps, lowest, highest, n_episodes, wait_s = HEADER.unpack_from(header)
+        n, incarnation, env_steps, lowest, highest, n_episodes, dropped, wait_s = HEADER.unpack_from(header)
         end = HEADER.size + n_episodes * EPISODE.size
         episodes = [Episode(*e) for e in EPISODE.iter_unpack(header[HEADER.size : end])] if n_episodes else []
         return PushedItemMessage(
-            actor, incarnation, self._rows[actor][slot][:n], env_steps, wait_s, (lowest, highest), episodes
+            actor, incarnation, self._rows[actor][slot][:n], env_steps, wait_s, dropped, (lowest, highest), episodes
         )

@@ -79,7 +79,7 @@ class Checkpoints:
         self.resumed = resumed
         self.failures = 0
         self._exact = False
-        self._last = -1 if resumed is None else resumed.moment.opt_steps
+        self._last = 0 if resumed is None else resumed.moment.opt_steps
         self._last_at = time.monotonic()
         self._taken: tuple[int, int] | None = None
         self._writing: Future[bool] | None = None

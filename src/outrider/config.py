@@ -343,6 +343,8 @@ def _plain(value: Any, family: Family | None = None) -> Any:
         return {"class": family.name_of(type(value)), **section} if family else section
     if callable(getattr(value, "item", None)):  # a numpy scalar
         return _plain(value.item())
+    if callable(value):  # a partial, an object that can be called: told, but nothing that a file could bring back
+        return f"{_import_path(type(value))}()"
     raise ConfigError("", "a number, string, list, mapping, null or config", f"a {type(value).__name__}")
 
 

@@ -40,6 +40,7 @@ import numpy as np
 from gymnasium import spaces
 
 from outrider.data import Array, Batch, Items, Layout, ModelInfo, Obs, Record, Step, UpdateResult
+from outrider.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,17 @@ class EnvSpec:
     max_episode_steps: int | None = None
     reward_threshold: float | None = None
     frame_stack: int = 0
+
+    def require_same_spaces(self, evaluation: EnvSpec) -> None:
+        """Refuse an environment for evaluation with other spaces than this one, which the actors have.
+
+        Raises:
+            ConfigError: Names the space that differs, and both sides.
+        """
+        for name in ("observation_space", "action_space"):
+            ours, theirs = getattr(self, name), getattr(evaluation, name)
+            if ours != theirs:
+                raise ConfigError(f"env_config_eval.{name}", f"the actors' {ours}", theirs)
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@
     ├── ResourceError          memory, disk or descriptors: needed against free
     ├── RunDirError            a run directory that is not empty, in use, or not one
     ├── CheckpointError        state that cannot be stored, or a checkpoint that is damaged
+    ├── BadData                NaN or infinity in an observation, action or reward
     ├── ActorFailed            an actor ended; carries its traceback, exit code or signal
     └── Interrupted            a signal asked the run to end; carries the exit code
 
@@ -101,6 +102,30 @@ class RunDirError(OutriderError):
 
 class CheckpointError(OutriderError):
     """State that cannot be stored, by its name in the state, or a checkpoint that is damaged; says what and where."""
+
+
+class BadData(OutriderError):
+    """A row with a value that is not finite.
+
+    Args:
+        actor_id: Index of the actor.
+        column: Name of the column.
+        env_steps: Env steps of that actor when it was found, at most a message after it happened.
+        value: The row's value, as text.
+    """
+
+    def __init__(self, actor_id: int, column: str, env_steps: int, value: str) -> None:
+        super().__init__(actor_id, column, env_steps, value)
+        self.actor_id = actor_id
+        self.column = column
+        self.env_steps = env_steps
+        self.value = value
+
+    def __str__(self) -> str:
+        return (
+            f"actor {self.actor_id}, before env step {self.env_steps}: "
+            f"expected finite values in {self.column!r}, got {self.value}"
+        )
 
 
 class ActorFailed(OutriderError):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from outrider.balance import Balance
 from outrider.checkpoint import CheckpointConfig, Checkpoints
@@ -89,6 +89,24 @@ class AsyncTrainerConfig(Config):
             self.eval_interval,
         )
 
+    def require_possible(self, replay: Any, agent: Any) -> None:
+        """Refuse a warm-up that never ends, and batches larger than what is there after it.
+
+        Args:
+            replay: Config of the replay buffer; only a field ``capacity`` counts.
+            agent: Config of the agent; only a field ``batch_size`` counts.
+
+        Raises:
+            ConfigError: The numbers do not go together.
+        """
+        warmup = self.warmup_period
+        capacity, batch_size = getattr(replay, "capacity", None), getattr(agent, "batch_size", None)
+        if capacity is not None:
+            require(warmup <= capacity, "trainer.warmup_period", f"at most replay.capacity ({capacity})", warmup)
+        if batch_size is not None:
+            expected = f"at most trainer.warmup_period ({warmup})"
+            require(batch_size <= warmup, "agent.batch_size", expected, batch_size)
+
 
 @dataclass(frozen=True)
 class AsyncTrainStat:
@@ -104,7 +122,8 @@ class AsyncTrainStat:
         samples_per_insert: Rows drawn per row inserted after the warm-up.
         duration_s: Seconds of training.
         best_score: Best evaluation score, None without evaluations.
-        stopped_by: Why it ended: ``max_opts``, ``max_env_steps``, ``max_time_s``, ``target_score`` or ``request``.
+        stopped_by: Why it ended: ``max_opts``, ``max_env_steps``, ``max_time_s``, ``target_score``, ``request``, the
+            name of a signal, or ``error``.
     """
 
     samples: int
@@ -182,7 +201,9 @@ class Learner:
         self.counters = counters
         self.balance = Balance(config.samples_per_insert, config.warmup_period, slack)
         self.should_stop = should_stop
+        self.meter = Meter(counters)
         self.best_score: float | None = None
+        self.stopped_by = "error"  # until the loop ends in order
         self._last_score: float | None = None
         self._published = (-1, -1)  # opt steps and env steps at the last publication
         self._published_at = 0.0
@@ -202,19 +223,18 @@ class Learner:
         if self.checkpoints is not None:
             self.checkpoints.start(self.buffer, exact=self.config.mode == "sync")
         self._publish()
-        stopped_by = ""
         try:
             self.looping = True
-            stopped_by = self._loop()
+            self.stopped_by = self._loop()
         finally:
             self.looping = False
             error = sys.exception()
             try:
-                self._finish(stopped_by or type(error).__name__)
+                self._finish(self.stopped_by if error is None else type(error).__name__)
             finally:
                 if error is not None:
                     raise error  # nothing that fails on the way out may hide why we go
-        return self._stat(stopped_by)
+        return self.stat()
 
     def _loop(self) -> str:
         config, buffer = self.config, self.buffer
@@ -369,7 +389,8 @@ class Learner:
             last.callback(self.recorder.save_model, "last", self.agent)
             last.callback(self._publish)
 
-    def _stat(self, stopped_by: str) -> AsyncTrainStat:
+    def stat(self) -> AsyncTrainStat:
+        """What was done so far."""
         buffer = self.buffer
         return AsyncTrainStat(
             samples=buffer.inserted,
@@ -381,7 +402,7 @@ class Learner:
             samples_per_insert=self.balance.achieved(buffer.inserted, buffer.sampled),
             duration_s=self.meter.seconds(),
             best_score=self.best_score,
-            stopped_by=stopped_by,
+            stopped_by=self.stopped_by,
         )
 
 

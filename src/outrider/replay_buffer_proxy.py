@@ -14,6 +14,7 @@ from outrider.config import Config, require
 from outrider.data import Array, Episode, Items, column_names, n_rows
 from outrider.errors import ChannelClosed, LayoutMismatch
 from outrider.flags import StopFlag
+from outrider.health import BadDataPolicy, RowHealth
 from outrider.rings import EPISODE, HEADER, Rings, row_packer
 from outrider.shared_memory import Fence
 
@@ -38,10 +39,12 @@ class ReplayBufferProxyConfig(Config):
     Attributes:
         n_buffer: Rows of a message, >= 1, whatever the number of environments; the size of the ring's slots.
         max_message_age_s: Send an incomplete message when its first row is older than that; > 0.
+        bad_data: What to do about rows with NaN or infinite values: ``raise``, or ``drop`` and count them.
     """
 
     n_buffer: int = 64
     max_message_age_s: float = 1.0
+    bad_data: BadDataPolicy = "raise"
 
     def __post_init__(self) -> None:
         require(self.n_buffer >= 1, "n_buffer", "at least 1", self.n_buffer)
@@ -68,7 +71,9 @@ class ReplayBufferProxy:
         rows: Rows sent so far.
     """
 
-    def __init__(self, rings: Rings, max_message_age_s: float, actor: int, incarnation: int, stop: StopFlag) -> None:
+    def __init__(
+        self, rings: Rings, config: ReplayBufferProxyConfig, actor: int, incarnation: int, stop: StopFlag
+    ) -> None:
         self.env_steps = 0
         self.model_version = 0
         self.wait_s = 0.0
@@ -76,7 +81,8 @@ class ReplayBufferProxy:
         self.on_commit: Callable[[], None] = lambda: None
         self.rows = 0
         self._rings, self._actor, self._incarnation, self._stop = rings, actor, incarnation, stop
-        self._n_buffer, self._n_slots, self._max_age_s = rings.n_buffer, rings.n_slots, max_message_age_s
+        self._n_buffer, self._n_slots, self._max_age_s = rings.n_buffer, rings.n_slots, config.max_message_age_s
+        self._health = RowHealth(rings.layout, config.bad_data, actor)
         self._record = rings.layout.record_dtype()
         self._itemsize = self._record.itemsize
         self._heads, self._tails = rings.heads(), rings.tails()
@@ -86,6 +92,7 @@ class ReplayBufferProxy:
         self._void = np.dtype(f"V{self._itemsize}")
         self._own_dtype: np.dtype[Any] | None = None  # an object known to equal the layout's
         rows = [rings.rows(actor, s) for s in slots]
+        self._rows = rows
         self._blocks = [r.view(self._void) for r in rows]
         self._columns = [{name: r[name] for name in rings.layout.names} for r in rows]
         self._first_column = rings.layout.names[0]
@@ -121,7 +128,7 @@ class ReplayBufferProxy:
             raise LayoutMismatch(f"item channel: expected an actor in [0, {rings.n_actors}), got {actor}")
         if config.n_buffer != rings.n_buffer:
             raise LayoutMismatch(f"item channel: expected n_buffer {rings.n_buffer} as bound, got {config.n_buffer}")
-        return cls(rings, config.max_message_age_s, actor, incarnation, stop)
+        return cls(rings, config, actor, incarnation, stop)
 
     def push(self, items: Items) -> None:
         """Take rows ``[m]``, in columns or as records; they are copied, and may straddle messages.
@@ -129,6 +136,7 @@ class ReplayBufferProxy:
         Raises:
             ChannelClosed: The run was stopped while the ring was full.
             LayoutMismatch: Columns, shapes or dtypes are not those of the layout (looked at in the first push).
+            BadData: A value is not finite (looked at when the message is sent), and the config says ``raise``.
         """
         if not self._checked:
             self._check(items)
@@ -143,12 +151,12 @@ class ReplayBufferProxy:
         self._at += self._itemsize
         self._row += 1
         if self._row == self._n_buffer or time.monotonic() >= self._deadline:
-            self._commit()
+            self._send()
 
     def tick(self) -> None:
         """Send a message that got too old. Call it in steps that bring no items to push."""
         if self._row and time.monotonic() >= self._deadline:
-            self._commit()
+            self._send()
 
     def report(self, episodes: Sequence[Episode]) -> None:
         """Queue finished episodes for the headers of the next messages, `n_buffer` in each.
@@ -160,7 +168,7 @@ class ReplayBufferProxy:
     def flush(self) -> None:
         """Send the rows that are left, and episodes as far as there is room. Never blocks."""
         if self._row:
-            self._commit()
+            self._send()
         while self._episodes and not self._full():
             self._open()
             self._commit()
@@ -183,7 +191,7 @@ class ReplayBufferProxy:
             self._row += n
             self._at += n * self._itemsize
             if self._row == self._n_buffer:
-                self._commit()
+                self._send()
         self.tick()
 
     def _raw(self, items: Items) -> Array | None:
@@ -237,14 +245,28 @@ class ReplayBufferProxy:
         self._at = self._starts[self._slot]
         self._deadline = time.monotonic() + self._max_age_s
 
+    def _send(self) -> None:
+        """Make the message visible, without its bad rows; a full one that had some is filled up again instead."""
+        full, m = self._row == self._n_buffer, self._row
+        self._row = 0  # if bad rows are an error, none of them is sent by a flush on the way out
+        good = self._health.good_rows(self._rows[self._slot][:m], self.env_steps)
+        if good is None:
+            self._row = m
+            self._commit()
+            return
+        kept = self._rows[self._slot][:m][good]
+        self._rows[self._slot][: len(kept)] = kept
+        self._row, self._at = len(kept), self._starts[self._slot] + len(kept) * self._itemsize
+        if self._row and not full:
+            self._commit()
+
     def _commit(self) -> None:
         """Make the message visible. Cannot block: room for it was there before its first row."""
         header = self._headers[self._slot]
         episodes, self._episodes = self._episodes[: self._n_buffer], self._episodes[self._n_buffer :]
         lowest, highest = self._versions()
-        HEADER.pack_into(
-            header, 0, self._row, self._incarnation, self.env_steps, lowest, highest, len(episodes), self.wait_s
-        )
+        counts = self._incarnation, self.env_steps, lowest, highest, len(episodes), self._health.dropped
+        HEADER.pack_into(header, 0, self._row, *counts, self.wait_s)
         for i, e in enumerate(episodes):
             EPISODE.pack_into(header, HEADER.size + i * EPISODE.size, e.ret, e.length, e.env)
         self._fence()  # the message before its counter

@@ -26,8 +26,9 @@ from outrider.core import EnvSpec
 from outrider.data import Array, Layout
 from outrider.shared_memory import Arena, Backend, LocalArena, aligned, allocate
 
-HEADER = struct.Struct("=6qd")
-"""Rows, incarnation, env steps so far, lowest and highest model version, number of episodes, seconds waited so far."""
+HEADER = struct.Struct("=7qd")
+"""Rows, incarnation, env steps so far, lowest and highest model version, number of episodes, rows dropped so far,
+seconds waited so far."""
 
 EPISODE = struct.Struct("=dqq")
 """Return, length, env."""

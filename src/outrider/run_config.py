@@ -69,15 +69,7 @@ class RunConfig(Config):
         """Check what no section can see alone. Own classes are checked as far as they have these fields."""
         require(self.seed >= 0, "seed", "an integer >= 0", self.seed)
         require(self.run_dir != "", "run_dir", "a path, or null", "an empty one")
-        warmup = self.trainer.warmup_period
-        capacity = getattr(self.replay, "capacity", None)
-        if capacity is not None:
-            expected = f"at most replay.capacity ({capacity})"
-            require(warmup <= capacity, "trainer.warmup_period", expected, warmup)
-        batch_size = getattr(self.agent, "batch_size", None)
-        if batch_size is not None:
-            expected = f"at most trainer.warmup_period ({warmup})"
-            require(batch_size <= warmup, "agent.batch_size", expected, batch_size)
+        self.trainer.require_possible(self.replay, self.agent)
         self._settle_discount()
 
     def _settle_discount(self) -> None:

@@ -29,6 +29,7 @@ import psutil
 from outrider.core import Agent, EnvSpec
 from outrider.durable import json_text, replace_directory, replace_text, whole_directory
 from outrider.errors import RunDirError
+from outrider.processes import usable_cores
 
 LOCK = ".lock"
 META = "meta.json"
@@ -279,7 +280,7 @@ def system_info() -> dict[str, Any]:
         "host": platform.node(),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "torch_threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],

@@ -22,6 +22,7 @@ class ActorCounters:
         env_steps: Env steps of the actor's present incarnation.
         past_env_steps: Env steps of its earlier incarnations.
         wait_s: Seconds it has waited for room in its ring.
+        dropped: Rows its present incarnation left out.
         returns: Returns of episodes finished since the last reading.
     """
 
@@ -29,6 +30,7 @@ class ActorCounters:
     env_steps: int = 0
     past_env_steps: int = 0
     wait_s: float = 0.0
+    dropped: int = 0
     returns: list[float] = field(default_factory=list)
 
 
@@ -40,20 +42,29 @@ class Counters:
         self.opt_steps = 0
         self.env_steps = 0
         self.episodes = 0
+        self.dropped = 0  # rows left out because a value was not finite
         self.recent: deque[Episode] = deque(maxlen=100)  # Stable-Baselines3 averages over as many
         self.staleness: list[int] = []  # opt steps between a row's model and its arrival, one per message
         self.staleness_max = 0
 
     def arrived(
-        self, actor: int, incarnation: int, env_steps: int, episodes: Sequence[Episode], wait_s: float = 0.0
+        self,
+        actor: int,
+        incarnation: int,
+        env_steps: int,
+        episodes: Sequence[Episode],
+        *,
+        wait_s: float = 0.0,
+        dropped: int = 0,
     ) -> None:
-        """Count a message: `env_steps` is the actor's own total so far."""
+        """Count a message: `env_steps`, `wait_s` and `dropped` are totals of the actor's incarnation so far."""
         a = self.actors[actor]
         if incarnation != a.incarnation:
             a.past_env_steps += a.env_steps
-            a.incarnation, a.env_steps = incarnation, 0
+            a.incarnation, a.env_steps, a.dropped = incarnation, 0, 0
         self.env_steps += env_steps - a.env_steps
-        a.env_steps, a.wait_s = env_steps, wait_s
+        self.dropped += dropped - a.dropped
+        a.env_steps, a.wait_s, a.dropped = env_steps, wait_s, dropped
         if episodes:
             self.episodes += len(episodes)
             self.recent += episodes
@@ -70,13 +81,15 @@ class Counters:
             "opt_steps": self.opt_steps,
             "env_steps": self.env_steps,
             "episodes": self.episodes,
+            "dropped": self.dropped,
             "recent": [(e.ret, e.length, e.env) for e in self.recent],
             "actors": [(a.incarnation, a.past_env_steps + a.env_steps) for a in self.actors],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on counting from there; actors that send now are new incarnations. There may be fewer or more of them."""
-        self.opt_steps, self.env_steps, self.episodes = (state[k] for k in ("opt_steps", "env_steps", "episodes"))
+        self.opt_steps, self.env_steps = state["opt_steps"], state["env_steps"]
+        self.episodes, self.dropped = state["episodes"], state["dropped"]
         self.recent.extend(Episode(*episode) for episode in state["recent"])
         for actor, (incarnation, env_steps) in zip(self.actors, state["actors"], strict=False):
             actor.incarnation, actor.past_env_steps = incarnation + 1, env_steps
@@ -123,6 +136,7 @@ class Meter:
             "async/inserted": inserted,
             "async/sampled": sampled,
             "async/episodes": self.counters.episodes,
+            "async/dropped_rows": self.counters.dropped,
         }
         self._read_messages(record)
         if self.seconds_since_read() >= SHORTEST_S:

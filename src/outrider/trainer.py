@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from outrider.actor import ActorStat, ActorState
 from outrider.checkpoint import Checkpoints
 from outrider.core import (
-    ActorPolicy,
     Agent,
     AgentConfig,
     Env,
@@ -21,9 +21,10 @@ from outrider.core import (
     ReplayBufferConfig,
     StepProcessorConfig,
 )
-from outrider.data import Items, Layout, Record, n_rows
+from outrider.data import Episode, Items, Record, column_names, n_rows
 from outrider.evaluation import attended
 from outrider.flags import InitGuard
+from outrider.health import BadDataPolicy, RowHealth
 from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner
 from outrider.model_sync import ModelSnapshot, model_channel
 from outrider.sampling import Sampler
@@ -31,125 +32,132 @@ from outrider.seeding import Role, derive, env_seeds
 from outrider.statistics import Counters
 
 
-@dataclass(frozen=True)
-class Crew:
-    """What the actors that take turns are built from.
+@dataclass
+class Player:
+    """An actor that takes turns with the others.
 
     Attributes:
-        envs: The environments of each of them.
-        agent_configs: Their policies.
+        id: Its index.
+        agent_config: Its policy's config.
         step_proc_config: How steps become items.
-        spec: What is known of the environments.
-        layout: Layout of the items.
+        env_spec: What is known of its environments.
+        env: Its environments.
+        model: The newest parameters.
+        health: Looks at its rows.
         seed: Seed of the run.
     """
 
-    envs: list[Env]
-    agent_configs: Sequence[AgentConfig]
+    id: int
+    agent_config: AgentConfig
     step_proc_config: StepProcessorConfig
-    spec: EnvSpec
-    layout: Layout
+    env_spec: EnvSpec
+    env: Env
+    model: ModelSnapshot
+    health: RowHealth
     seed: int
+    inserted: int = 0
+    env_steps: int = 0
+    episodes: int = 0
 
-    def policy(self, actor: int, opt_steps: int) -> ActorPolicy:
-        """The policy of an actor from this opt step on: its seed depends on it as that of a restarted actor would."""
-        seed = derive(self.seed, Role.ACTOR_POLICY, actor, 0, opt_steps)
-        return self.agent_configs[actor].build_actor(self.spec, seed=seed)
+    def start(self, opt_steps: int) -> None:
+        """Build policy and step processor anew, and begin an episode in every environment.
 
-    def sampler(self, actor: int, policy: ActorPolicy) -> Sampler:
-        """A sampler for an actor's environments."""
-        env = self.envs[actor]
-        return Sampler(env, policy, self.step_proc_config.build(self.spec, env.n_envs), self.layout)
+        Seeds depend on the opt steps, and nothing on what was before: a run that was resumed can do the same.
+        """
+        self.policy = self.agent_config.build_actor(
+            self.env_spec, seed=derive(self.seed, Role.ACTOR_POLICY, self.id, 0, opt_steps)
+        )
+        self.model.fetch()
+        self.policy.sync_model(self.model.info)
+        self.policy.train()
+        processor = self.step_proc_config.build(self.env_spec, self.env.n_envs)
+        self.sampler = Sampler(self.env, self.policy, processor, self.step_proc_config.layout(self.env_spec))
+        self.sampler.reset(env_seeds(self.seed, self.id, opt_steps, self.env.n_envs))
 
-    def env_seeds(self, actor: int, opt_steps: int) -> list[int]:
-        """Seeds of its environments from this opt step on."""
-        return env_seeds(self.seed, actor, opt_steps, self.envs[actor].n_envs)
+    def step(self, buffer: ReplayBuffer) -> Sequence[Episode]:
+        """One vector step with the newest parameters, its rows inserted."""
+        if self.model.fetch():
+            self.policy.sync_model(self.model.info)
+        before = self.sampler.env_steps
+        items, episodes = self.sampler.sample(self.model.model_version)
+        self.env_steps += self.sampler.env_steps - before
+        self.episodes += len(episodes)
+        self._push(buffer, items)
+        return episodes
+
+    def cut(self, buffer: ReplayBuffer) -> None:
+        """Close the open episodes as truncations would."""
+        self._push(buffer, self.sampler.cut())
+
+    def _push(self, buffer: ReplayBuffer, items: Items | None) -> None:
+        if items is not None:
+            good = self.health.good_rows(items, self.env_steps)
+            if good is not None:
+                items = {name: items[name][good] for name in column_names(items)}
+            buffer.push(items)
+            self.inserted += n_rows(items)
 
 
 class SamplerSource:
-    """Rows that come from stepping the samplers in turn, one vector step at a time.
+    """Rows that come from stepping the players in turn, one vector step at a time."""
 
-    At a checkpoint everything starts anew, from seeds that depend on the opt steps: policies, step processors, and
-    the episodes of all environments. So what follows depends on nothing that a checkpoint could not hold.
-    """
-
-    def __init__(self, crew: Crew, models: list[ModelSnapshot], buffer: ReplayBuffer, counters: Counters) -> None:
-        n = len(models)
-        self._crew = crew
-        self._models = models
+    def __init__(self, players: list[Player], buffer: ReplayBuffer, counters: Counters) -> None:
+        self._players = players
         self._buffer = buffer
         self._counters = counters
         self._turn = 0
-        self._inserted, self._env_steps, self._episodes = [0] * n, [0] * n, [0] * n
-        self._start_anew(0)
-
-    def _start_anew(self, opt_steps: int) -> None:
-        actors = range(len(self._models))
-        self._opt_steps = opt_steps
-        self._policies = [self._crew.policy(i, opt_steps) for i in actors]
-        self._samplers = [self._crew.sampler(i, policy) for i, policy in enumerate(self._policies)]
+        self._start_at = 0  # opt steps of the last checkpoint
         self._started = False
 
     def collect(self, max_rows: int) -> int:
-        """One vector step of the sampler whose turn it is; 1, whatever it brought."""
+        """One vector step of the player whose turn it is; 1, whatever it brought."""
         if not self._started:
-            self._start()
+            for player in self._players:
+                player.start(self._start_at)
+            self._started = True
         i = self._turn
-        self._turn = (i + 1) % len(self._samplers)
-        sampler, model = self._samplers[i], self._models[i]
-        if model.fetch():
-            self._policies[i].sync_model(model.info)
-        before = sampler.env_steps
-        items, episodes = sampler.sample(model.model_version)
-        self._push(i, items)
-        self._env_steps[i] += sampler.env_steps - before
-        self._episodes[i] += len(episodes)
-        self._counters.arrived(i, 0, self._env_steps[i], episodes)
+        self._turn = (i + 1) % len(self._players)
+        player = self._players[i]
+        episodes = player.step(self._buffer)
+        self._counters.arrived(i, 0, player.env_steps, episodes, dropped=player.health.dropped)
         return 1  # a step is progress, whether or not it completed a row
 
-    def _push(self, actor: int, items: Items | None) -> None:
-        if items is not None:
-            self._buffer.push(items)
-            self._inserted[actor] += n_rows(items)
-
-    def _start(self) -> None:
-        for i, (policy, model) in enumerate(zip(self._policies, self._models, strict=True)):
-            model.fetch()
-            policy.sync_model(model.info)
-            policy.train()
-            self._samplers[i].reset(self._crew.env_seeds(i, self._opt_steps))
-        self._started = True
-
     def cut(self) -> None:
-        """Close the open episodes as truncations would, and start anew."""
+        """Close all open episodes; with the next step every player starts anew."""
         if self._started:
-            for i, sampler in enumerate(self._samplers):
-                self._push(i, sampler.cut())
-        self._start_anew(self._counters.opt_steps)
+            for player in self._players:
+                player.cut(self._buffer)
+        self._started = False
+        self._start_at = self._counters.opt_steps
 
     def state_dict(self) -> dict[str, Any]:
         """Whose turn it is."""
         return {"turn": self._turn}
 
     def load_state_dict(self, state: dict[str, Any], opt_steps: int) -> None:
-        """Start anew as after the checkpoint."""
-        self._turn = int(state.get("turn", 0)) % len(self._samplers)
-        self._start_anew(opt_steps)
+        """Start as after the checkpoint."""
+        self._turn = int(state.get("turn", 0)) % len(self._players)
+        self._start_at = opt_steps
 
     def actor_stats(self, duration_s: float) -> list[ActorStat]:
-        """What each actor has done."""
+        """What each player has done."""
         return [
             ActorStat(
                 actor_id=i,
-                samples=self._inserted[i],
-                env_steps=self._env_steps[i],
-                episodes=self._episodes[i],
+                samples=player.inserted,
+                env_steps=player.env_steps,
+                episodes=player.episodes,
                 duration_s=duration_s,
                 wait_s=0.0,
                 state=ActorState.FINISHED,
             )
-            for i in range(len(self._samplers))
+            for i, player in enumerate(self._players)
         ]
+
+    def close(self) -> None:
+        """Close the environments."""
+        for player in self._players:
+            player.env.close()
 
     def wait(self) -> None:
         """Never waits: a step can always be taken."""
@@ -170,7 +178,7 @@ class Trainer:
     The balance of the configuration holds exactly; without one (``samples_per_insert`` None) each opt step follows
     one vector step of one actor. Equal seeds give bit-identical parameters on one machine and thread count.
 
-    Each checkpoint closes the open episodes (windows of n steps end as at a truncation) and resets the environments
+    Each checkpoint closes the open episodes (windows of n steps end as at a truncation), and every actor starts anew
     with seeds from seed, actor, environment and opt steps. So a run that is resumed from it goes on bit for bit like
     one that has just taken it; but taking it changes the run.
     """
@@ -180,7 +188,6 @@ class Trainer:
         config: AsyncTrainerConfig,
         agent: Agent,
         buffer: ReplayBuffer,
-        envs: list[Env],
         source: SamplerSource,
         learner: Learner,
     ) -> None:
@@ -188,7 +195,6 @@ class Trainer:
         self.agent = agent
         self.buffer = buffer
         self.learner = learner
-        self._envs = envs
         self._source = source
         self._stop_reason: str | None = None
         learner.should_stop = lambda: self._stop_reason
@@ -205,6 +211,7 @@ class Trainer:
         replay_buffer_config: ReplayBufferConfig,
         *,
         n_envs: int = 1,
+        bad_data: BadDataPolicy = "raise",
         seed: int = 0,
     ) -> Trainer:
         """Build everything.
@@ -214,27 +221,40 @@ class Trainer:
             agent_config: The agent to train.
             agent_configs: One per actor that takes turns.
             env_config_train: The actors' environments.
-            env_config_eval: Only its `spec` is used.
+            env_config_eval: Only its `spec` is used, which must have the actors' spaces.
             step_proc_config: How steps become items.
             replay_buffer_config: The replay buffer.
             n_envs: Environments of each actor.
+            bad_data: What to do about rows with NaN or infinite values: ``raise``, or ``drop`` and count them.
             seed: Seed of the run; environments and policies get the seeds that actor processes would get.
+
+        Raises:
+            ConfigError: The environments of actors and evaluation differ, or the numbers do not go together.
+            LayoutMismatch: The buffer cannot store the items.
+            UnsupportedSpace: A space cannot be stored, or the agent cannot handle it.
+            ResourceError: Not enough memory.
         """
+        trainer_config.require_possible(replay_buffer_config, agent_config)
         spec = env_config_train.spec()
+        spec.require_same_spaces(env_config_eval.spec())
         agent = agent_config.build(spec, device=getattr(agent_config, "device", "cpu"), seed=derive(seed, Role.LEARNER))
         layout = step_proc_config.layout(spec)
         buffer = replay_buffer_config.build(layout)
         sender, receiver = model_channel()
         sender.bind(agent.model_info()[1], backend="threads")
-        n_actors = len(agent_configs)
-        envs = [env_config_train.build(env_seeds(seed, i, 0, n_envs), n_envs) for i in range(n_actors)]
-        crew = Crew(envs, agent_configs, step_proc_config, spec, layout, seed)
-        for i in range(n_actors):
-            receiver.require_equal(crew.policy(i, 0).model_info()[1], f"actor {i}")
-        counters = Counters(n_actors)
-        source = SamplerSource(crew, [receiver.open() for _ in range(n_actors)], buffer, counters)
+        players: list[Player] = []
+        with ExitStack() as built:  # what was built is closed again if the rest cannot be
+            for i, config in enumerate(agent_configs):
+                receiver.require_equal(config.build_actor(spec).model_info()[1], f"actor {i}")
+                env = env_config_train.build(env_seeds(seed, i, 0, n_envs), n_envs)
+                built.callback(env.close)
+                health = RowHealth(layout, bad_data, i)
+                players.append(Player(i, config, step_proc_config, spec, env, receiver.open(), health, seed))
+            built.pop_all()
+        counters = Counters(len(players))
+        source = SamplerSource(players, buffer, counters)
         learner = Learner(trainer_config, agent, buffer, source, sender, counters, n_envs, lambda: None)
-        return cls(trainer_config, agent, buffer, envs, source, learner)
+        return cls(trainer_config, agent, buffer, source, learner)
 
     def request_stop(self, reason: str = "request") -> None:
         """Have `train` end in order after the present opt step. May be called from a signal handler or a thread."""
@@ -253,8 +273,7 @@ class Trainer:
             with attended(evaluator, lambda: self._stop_reason is not None, guard_init_env):
                 return self.learner.run(recorder, evaluator)
         finally:
-            for env in self._envs:
-                env.close()
+            self._source.close()
 
     def actor_stats(self) -> list[ActorStat]:
         """What each actor that takes turns has done."""

@@ -143,11 +143,11 @@ def train_sync(
     env_config_eval: EnvConfig,
     step_proc_config: StepProcessorConfig,
     replay_buffer_config: ReplayBufferConfig,
+    actor_man_config: ActorManagerConfig,
     trainer_config: AsyncTrainerConfig,
     recorder: Recorder,
     evaluator: Evaluator,
     *,
-    n_envs: int = 1,
     seed: int = 0,
     checkpoints: Checkpoints | None = None,
 ) -> TrainResult:
@@ -161,7 +161,8 @@ def train_sync(
             env_config_eval,
             step_proc_config,
             replay_buffer_config,
-            n_envs=n_envs,
+            n_envs=actor_man_config.n_envs,
+            bad_data=actor_man_config.bad_data,
             seed=seed,
         )
         _restore(trainer.learner, checkpoints)
@@ -283,12 +284,21 @@ def _train_in(run_dir: RunDir, config: RunConfig, resumed: Checkpoint | None = N
         closing(config.evaluator.build(env_eval)) as evaluator,
         Checkpoints(run_dir.checkpoints, trainer.checkpoint, resumed) as checkpoints,
     ):
-        parts = (config.agent, agent_configs, config.env, env_eval, config.step_processor, config.replay)
-        rest: dict[str, Any] = {"seed": config.seed, "checkpoints": checkpoints}
-        if trainer.mode == "sync":
-            result = train_sync(*parts, trainer, recorder, evaluator, n_envs=config.actors.n_envs, **rest)
-        else:
-            result = train_async(*parts, config.actors, trainer, recorder, evaluator, **rest)
+        train = train_sync if trainer.mode == "sync" else train_async
+        result = train(
+            config.agent,
+            agent_configs,
+            config.env,
+            env_eval,
+            config.step_processor,
+            config.replay,
+            config.actors,
+            trainer,
+            recorder,
+            evaluator,
+            seed=config.seed,
+            checkpoints=checkpoints,
+        )
     result = replace(result, run_dir=run_dir.path)
     run_dir.write_stats({"trainer": asdict(result.stats), "actors": [asdict(s) for s in result.actor_stats]})
     return result
@@ -373,11 +383,11 @@ def _open_run(run_dir: Path | str, model: str) -> tuple[RunConfig, Path]:
 
 
 def _require_possible(config: RunConfig) -> None:
-    """Find out before anything is created whether agent, items and replay buffer suit the environment."""
+    """Find out before anything is created whether items, agent and evaluation suit the environment."""
     spec = config.env.spec()
     config.step_processor.layout(spec)
     config.agent.build_actor(spec)
-    config.env.eval().spec()
+    spec.require_same_spaces(config.env.eval().spec())
 
 
 def _default_run_dir(config: RunConfig) -> Path:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -135,10 +134,31 @@ def nothing_left() -> Iterator[None]:
     assert not left, sorted(left)
 
 
-def start_python(*arguments: str, ignore: Sequence[signal.Signals] = (), **kwargs: Any) -> subprocess.Popen[str]:
-    """Start the interpreter with what these tests use on its path."""
-    root = str(Path(outrider.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, str(HERE)]), "OMP_NUM_THREADS": "1"}
-    environment |= kwargs.pop("env", {})
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | kwargs
-    return subprocess.Popen([sys.executable, *arguments], text=True, env=environment, **pipes)
+class Pythons:
+    """Starts interpreters with what these tests use on their path; kills those that are left when it is closed."""
+
+    def __init__(self) -> None:
+        self.runs: list[subprocess.Popen[str]] = []
+
+    def start(
+        self, *arguments: str, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[str]:
+        """Start one.
+
+        Args:
+            arguments: Of the interpreter.
+            prefix: A command that runs the one that follows it.
+            env: Environment variables besides those there are.
+            options: For :class:`subprocess.Popen`.
+        """
+        root = str(Path(outrider.__file__).parents[1])
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, str(HERE)]), "OMP_NUM_THREADS": "1"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+        command = [*prefix, sys.executable, *arguments]
+        self.runs.append(subprocess.Popen(command, text=True, env={**environment, **(env or {})}, **pipes))
+        return self.runs[-1]
+
+    def close(self) -> None:
+        for run in self.runs:
+            run.kill()
+            run.communicate()

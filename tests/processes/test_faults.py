@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import cloudpickle
 import psutil
 import pytest
 from children_faults import FaultAgentConfig, FaultStepProcessorConfig, StuckConfig, fault_env, released
-from runs_with_faults import TimedRecorder, alive, gone, noted, nothing_left, start_python, train
+from runs_with_faults import Pythons, TimedRecorder, alive, gone, noted, nothing_left, train
 
 from outrider.actor_manager import ActorManager, ActorManagerConfig
 from outrider.async_trainer import AsyncTrainer, AsyncTrainerConfig
@@ -40,6 +41,12 @@ NOTICED_S = 2.0
 @pytest.fixture(scope="module", autouse=True)
 def _fork_server() -> None:
     fault_env().spec()
+
+
+@pytest.fixture
+def pythons() -> Iterator[Pythons]:
+    with closing(Pythons()) as pythons:
+        yield pythons
 
 
 class Wrapped:
@@ -287,7 +294,7 @@ def test_a_learner_that_raises_ends_with_the_original_error_and_no_actor(
     assert ("last" in recorder.models) == (where != "save")
 
 
-def test_a_learner_killed_takes_all_actors_and_their_children_with_it(tmp_path: Path) -> None:
+def test_a_learner_killed_takes_all_actors_and_their_children_with_it(tmp_path: Path, pythons: Pythons) -> None:
     shm = set(os.listdir("/dev/shm"))
     script = (
         "from children_faults import fault_env\nfrom runs_with_faults import train\n"
@@ -304,7 +311,7 @@ def test_a_learner_killed_takes_all_actors_and_their_children_with_it(tmp_path: 
         "        return fault_env(**kwargs, where='never' if how == 'raise' else 'step').build(seed, n_envs)\n"
         "train(Each(), n_actors=4, max_time_s=60.0)\n"
     )
-    learner = start_python("-c", script)
+    learner = pythons.start("-c", script)
     pids = noted(tmp_path, "actor-*", 4) + noted(tmp_path, "child-*", 4)
     noted(tmp_path, "failed")
     time.sleep(0.3)
@@ -315,9 +322,9 @@ def test_a_learner_killed_takes_all_actors_and_their_children_with_it(tmp_path: 
     assert set(os.listdir("/dev/shm")) <= shm
 
 
-def test_the_command_ends_with_code_1_and_the_traceback_when_all_actors_raise(tmp_path: Path) -> None:
+def test_the_command_ends_with_code_1_and_the_traceback_when_all_actors_raise(tmp_path: Path, pythons: Pythons) -> None:
     start = time.monotonic()
-    done = command(tmp_path, "--env.kwargs={where: reset}")
+    done = command(pythons, tmp_path, "--env.kwargs={where: reset}")
     assert time.monotonic() - start < 10.0 + NOTICED_S
     assert done.returncode == 1
     assert "failed: ValueError: as asked\nTraceback (most recent call last):\n" in done.stderr
@@ -325,7 +332,9 @@ def test_the_command_ends_with_code_1_and_the_traceback_when_all_actors_raise(tm
     assert (tmp_path / "run/metrics.jsonl").read_text().count("\n") > 0
 
 
-def test_the_command_ends_with_code_1_and_the_traceback_when_the_learner_raises(tmp_path: Path) -> None:
+def test_the_command_ends_with_code_1_and_the_traceback_when_the_learner_raises(
+    tmp_path: Path, pythons: Pythons
+) -> None:
     (tmp_path / "own_evaluator.py").write_text(
         "from dataclasses import dataclass\n"
         "from outrider.config import Config\n"
@@ -336,7 +345,11 @@ def test_the_command_ends_with_code_1_and_the_traceback_when_the_learner_raises(
         "    def close(self): pass\n"
     )
     done = command(
-        tmp_path, "--evaluator.class=own_evaluator:OwnConfig", "--trainer.eval_interval=2", "--env.kwargs={where: no}"
+        pythons,
+        tmp_path,
+        "--evaluator.class=own_evaluator:OwnConfig",
+        "--trainer.eval_interval=2",
+        "--env.kwargs={where: no}",
     )
     assert done.returncode == 1
     assert "in evaluate\n" in done.stderr
@@ -344,8 +357,8 @@ def test_the_command_ends_with_code_1_and_the_traceback_when_the_learner_raises(
     assert (tmp_path / "run/models/last").exists()
 
 
-def command(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    run = start_python(
+def command(pythons: Pythons, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    run = pythons.start(
         *["-m", "outrider", "train", "dqn", "--env.id=children_faults:FaultEnv", "--run_dir=run"],
         *["--agent.hidden=[8]", "--actors.n_actors=2", "--trainer.warmup_period=100", *options],
         cwd=folder,
@@ -374,22 +387,21 @@ actors.run(guard)
 TRAIN = "stats = trainer.train(Own(), None)\nprint(stats.opt_steps)\n"
 
 
-@pytest.mark.parametrize("how", ["script", "stdin"])
-def test_the_parts_by_hand_work_without_a_main_guard(how: str, tmp_path: Path) -> None:
+def test_the_parts_by_hand_work_in_a_script_from_stdin(tmp_path: Path, pythons: Pythons) -> None:
     text = PARTS.format(folder=str(tmp_path)) + TRAIN + "print(len(actors.stop_and_join()))\n"
-    (tmp_path / "script.py").write_text(text)
-    run = start_python(*(["-"] if how == "stdin" else ["script.py"]), cwd=tmp_path, stdin=subprocess.PIPE)
-    out, err = run.communicate(text if how == "stdin" else "", timeout=45)
+    run = pythons.start("-", cwd=tmp_path, stdin=subprocess.PIPE)
+    out, err = run.communicate(text, timeout=45)
     assert (run.returncode, out) == (0, "20\n2\n"), err
     assert gone(noted(tmp_path, "actor-*", 2) + noted(tmp_path, "child-*", 2))
 
 
-@pytest.mark.parametrize(
-    ("rest", "code"), [(TRAIN, 0), ("raise ValueError('between')\n", 1), ("import sys; sys.exit(7)\n", 7)]
-)
-def test_a_script_that_forgets_to_stop_its_actors_ends_and_leaves_nothing(rest: str, code: int, tmp_path: Path) -> None:
-    wait = "import time; time.sleep(1)\n"  # until the actors are at work
-    run = start_python("-c", PARTS.format(folder=str(tmp_path)) + wait + rest, cwd=tmp_path)
+@pytest.mark.parametrize(("rest", "code"), [(TRAIN, 0), ("raise ValueError('between')\n", 1)])
+def test_a_script_without_main_guard_that_forgets_its_actors_ends_and_leaves_nothing(
+    rest: str, code: int, tmp_path: Path, pythons: Pythons
+) -> None:
+    wait = "import time; time.sleep(0.5)\n"  # until the actors are at work
+    (tmp_path / "script.py").write_text(PARTS.format(folder=str(tmp_path)) + wait + rest)
+    run = pythons.start("script.py", cwd=tmp_path)
     _, err = run.communicate(timeout=45)
     assert run.returncode == code, err
     assert ("ValueError: between" in err) == (code == 1)
@@ -433,29 +445,32 @@ def test_a_stop_flag_set_by_hand_ends_the_training() -> None:
 @pytest.fixture
 def actor(tmp_path: Path) -> Iterator[Any]:
     """A running actor, as a psutil.Process."""
-    env = fault_env(where="never", folder=str(tmp_path))
-    trainer = threading.Thread(target=train, args=(env,), kwargs={"max_time_s": 4.0, "n_actors": 4})
+
+    class Redirected(Wrapped):
+        def build(self, seed: Any, n_envs: int) -> Any:
+            os.dup2(os.open(tmp_path / "stderr", os.O_WRONLY | os.O_CREAT), 2)
+            return super().build(seed, n_envs)
+
+    env = Redirected(fault_env(where="never", folder=str(tmp_path)))
+    trainer = threading.Thread(target=train, args=(env,), kwargs={"max_time_s": 2.0, "n_actors": 4})
     trainer.start()
     noted(tmp_path, "actor-*", 4)
-    pid = noted(tmp_path, "actor-3")[0]
-    time.sleep(1.0)
-    yield psutil.Process(int(pid))
+    yield psutil.Process(int(noted(tmp_path, "actor-3")[0]))
     trainer.join()
 
 
-def test_an_actor_has_few_threads_no_gpu_a_title_and_no_ctrl_c(actor: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_actor_has_few_threads_a_title_and_no_ctrl_c_and_shows_its_stack(actor: Any, tmp_path: Path) -> None:
     assert "".join(actor.cmdline()) == "outrider: actor 3"
     assert actor.num_threads() <= 3
-    status = Path(f"/proc/{actor.pid}/status").read_text()
-    ignored = int(status.split("SigIgn:")[1].split()[0], 16)
-    assert ignored >> (signal.SIGINT - 1) & 1
     assert os.getpgid(actor.pid) == actor.pid
+    ignored = int(Path(f"/proc/{actor.pid}/status").read_text().split("SigIgn:")[1].split()[0], 16)
+    assert ignored >> (signal.SIGINT - 1) & 1
     os.kill(actor.pid, signal.SIGUSR1)
-    deadline, err = time.monotonic() + 5, ""
-    while "in _actor_main" not in (err := err + capfd.readouterr().err):
-        assert time.monotonic() < deadline, err
+    deadline = time.monotonic() + 5
+    while "in _actor_main" not in (text := (tmp_path / "stderr").read_text()):
+        assert time.monotonic() < deadline, text
         time.sleep(0.05)
-    assert "most recent call first" in err
+    assert "(most recent call first)" in text
 
 
 def test_an_actor_sees_no_gpu_and_one_compute_thread() -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from outrider.actor_manager import ActorManagerConfig
 from outrider.async_trainer import AsyncTrainerConfig, AsyncTrainStat
 from outrider.envs.gymnasium import GymEnvConfig
 from outrider.evaluation import DefaultEvaluator
-from outrider.recording import MemoryRecorder
+from outrider.recording import MemoryRecorder, NullRecorder
 from outrider.replay.uniform import SimpleReplayBufferConfig
-from outrider.sampling import SimpleStepProcessorConfig
+from outrider.sampling import NStepProcessorConfig, SimpleStepProcessorConfig
 from outrider.testing import CountEnv, FakeAgentConfig
 from outrider.wiring import train_async, train_sync
 
@@ -26,12 +27,76 @@ def run(
     )
     recorder = MemoryRecorder()
     parts = (agents[0], agents, env, env, SimpleStepProcessorConfig(), SimpleReplayBufferConfig(capacity=5_000))
-    if mode == "sync":
-        result = train_sync(*parts, trainer, recorder, DefaultEvaluator(env), n_envs=n_envs)
-    else:
-        actors = ActorManagerConfig(n_envs=n_envs, n_buffer=n_buffer)
-        result = train_async(*parts, actors, trainer, recorder, DefaultEvaluator(env))
-    return result.stats, recorder
+    actors = ActorManagerConfig(n_envs=n_envs, n_buffer=n_buffer)
+    train = train_sync if mode == "sync" else train_async
+    return train(*parts, actors, trainer, recorder, DefaultEvaluator(env)).stats, recorder
+
+
+def some_numbers(seed: int) -> dict[str, float]:
+    """Batch, message, ratio, warm-up and the like over their whole ranges, small and large ones equally often."""
+    rng = np.random.default_rng(seed)
+
+    def one(low: float, high: float) -> float:
+        return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+    batch, spi = round(one(1, 512)), one(0.1, 64)
+    warmup = max(batch, round(one(1, 2_000)))
+    return {
+        "batch": batch,
+        "message": round(one(1, 64)),
+        "spi": spi,
+        "warmup": warmup,
+        "capacity": max(warmup, round(one(1, 4_000))),
+        "n_actors": int(rng.integers(1, 5)),
+        "n_envs": int(rng.integers(1, 4)),
+        "n_slots": int(rng.integers(2, 9)),
+        "n_steps": int(rng.choice([1, 5])),
+        "sync_interval": int(rng.choice([1, 10])),
+        "max_opts": round(np.clip(5_000 * spi / batch, 2, 500)),
+    }
+
+
+def check_progress(seed: int) -> None:
+    numbers = some_numbers(seed)
+    n = {name: int(value) for name, value in numbers.items()}
+    spi = numbers["spi"]
+    agents = [FakeAgentConfig(n_weights=100, batch_size=n["batch"])] * n["n_actors"]
+    env = GymEnvConfig(id=CountEnv, kwargs={"length": 7})
+    stats = train_async(
+        agents[0],
+        agents,
+        env,
+        env,
+        NStepProcessorConfig(n_steps=n["n_steps"], gamma=0.9),
+        SimpleReplayBufferConfig(capacity=n["capacity"]),
+        ActorManagerConfig(n_envs=n["n_envs"], n_buffer=n["message"], n_slots=n["n_slots"]),
+        AsyncTrainerConfig(
+            max_opts=n["max_opts"],
+            max_time_s=60,
+            warmup_period=n["warmup"],
+            samples_per_insert=spi,
+            eval_interval=0,
+            sync_interval=n["sync_interval"],
+        ),
+        NullRecorder(),
+        DefaultEvaluator(env),
+    ).stats
+    assert stats.stopped_by == "max_opts", f"who waits for whom? {numbers} {stats}"
+    assert stats.sampled == stats.opt_steps * n["batch"]
+    after = stats.samples - n["warmup"]
+    assert stats.sampled < spi * after + n["batch"], f"drawn too much: {numbers} {stats}"
+    assert after <= stats.sampled / spi + 2 * n["message"], f"inserted too much: {numbers} {stats}"
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_whatever_the_numbers_both_sides_go_on_and_keep_the_ratio(seed: int) -> None:
+    check_progress(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(24, 300))
+def test_whatever_the_numbers_both_sides_go_on_and_keep_the_ratio_hundreds_of_times(seed: int) -> None:
+    check_progress(seed)
 
 
 @pytest.mark.parametrize("n_actors", [1, 4])

@@ -70,18 +70,17 @@ def learnt(agent: Any, mode: str, n_steps: int, terminates: bool, *, how: str = 
     )
     recorder = MemoryRecorder()
     parts = (agent, [agent] * 2, env, env, processor, SimpleReplayBufferConfig(capacity=5_000))
-    if how == "sync":
-        train_sync(*parts, trainer, recorder, DefaultEvaluator(env), n_envs=3)
-    else:
-        actors: Any = ActorManagerConfig(n_envs=3, n_buffer=7, backend=how)
-        train_async(*parts, actors, trainer, recorder, DefaultEvaluator(env))
+    backend: Any = "processes" if how == "sync" else how
+    actors = ActorManagerConfig(n_envs=3, n_buffer=7, backend=backend)
+    train = train_sync if how == "sync" else train_async
+    train(*parts, actors, trainer, recorder, DefaultEvaluator(env))
     values = [line["train/q_mean"] for line in recorder.lines if "train/q_mean" in line]
     return float(values[-1])
 
 
 DQN = DqnConfig(hidden=(16,), gamma=GAMMA, lr=1e-2, tau=0.1, target_update_interval=1, batch_size=256, loss="mse")
 SAC = SacConfig(
-    hidden=(16,), gamma=GAMMA, critic_lr=1e-2, actor_lr=1e-3, tau=0.1, batch_size=64, alpha=0.0, random_steps=0
+    hidden=(16,), gamma=GAMMA, critic_lr=5e-3, actor_lr=1e-4, tau=0.1, batch_size=256, alpha=0.0, random_steps=0
 )
 
 

@@ -134,7 +134,9 @@ class ActingPolicy(ABC):
         self._info = self._params.model_info()
         self._encode = inputs
         self._network = acting_network(self._params, inputs)
+        self._seed = seed
         self._rng = np.random.default_rng(seed)
+        self._eval_rng = np.random.default_rng(seed)
         self._env_steps = 0
         self._exploring = True
 
@@ -147,8 +149,9 @@ class ActingPolicy(ABC):
         self._exploring = True
 
     def eval(self) -> None:
-        """Act for evaluation from now on."""
+        """Act for evaluation from now on: with the same random numbers each time, so equal policies score alike."""
         self._exploring = False
+        self._eval_rng = np.random.default_rng(self._seed)
 
     def model_info(self) -> tuple[int, ModelInfo]:
         """The parameters it acts with; counts no opt steps."""

@@ -151,7 +151,7 @@ class DqnPolicy(ActingPolicy):
         q = self._network(self._encode(obs))
         if self._exploring:
             return self._explorer.choose(q, self._env_steps, self._rng)
-        return epsilon_greedy(q, self._eval_epsilon, self._rng)
+        return epsilon_greedy(q, self._eval_epsilon, self._eval_rng)
 
 
 class DqnLoss(NamedTuple):
@@ -237,7 +237,7 @@ class Dqn(UpdatingAgent):
                 "train/grad_norm": float(grad_norm),
                 "train/learning_rate": config.lr,
                 "train/n_updates": self.updates,
-                "train/n_updates_skipped": int(self._adam.skipped),
+                "train/skipped_updates": int(self._adam.skipped),
             },
         )
 

@@ -300,16 +300,20 @@ class Sac(UpdatingAgent):
         grad_norm = self._critic_adam.step(values.loss)
         acted = actor_loss(actor, critic, alpha, data, noise[1])
         self._actor_adam.step(acted.loss)
+        alpha_loss = None
         if self._fixed_alpha is None:
-            self._alpha_adam.step(self._temperature.loss(acted.log_prob, self._target_entropy))
+            alpha_loss = self._temperature.loss(acted.log_prob, self._target_entropy)
+            self._alpha_adam.step(alpha_loss)
         self._target.approach(self._critic, self.config.tau)
         self.updates += 1
         if not with_record:
             return UpdateResult(values.td_errors)
         skipped = self._critic_adam.skipped + self._actor_adam.skipped + self._alpha_adam.skipped
+        automatic = {} if alpha_loss is None else {"train/ent_coef_loss": float(alpha_loss.detach())}
         return UpdateResult(
             values.td_errors,
             {
+                **automatic,
                 "train/loss": float(values.loss.detach()),
                 "train/critic_loss": float(values.loss.detach()),
                 "train/actor_loss": float(acted.loss.detach()),
@@ -319,7 +323,7 @@ class Sac(UpdatingAgent):
                 "train/grad_norm": float(grad_norm),
                 "train/learning_rate": self.config.critic_lr,
                 "train/n_updates": self.updates,
-                "train/n_updates_skipped": int(skipped),
+                "train/skipped_updates": int(skipped),
             },
         )
 

@@ -1,0 +1,63 @@
+"""An environment that takes its time in one place, so that a signal can come in between."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import subprocess
+import time
+from typing import Any
+
+from children_faults import actor_id, note
+
+from outrider.testing import CountEnv
+
+
+class SlowEnv(CountEnv):
+    """Counts; notes in ``$FOLDER`` how far it has come.
+
+    Args:
+        slow: Where it sleeps: ``describe``, ``build`` (in actors), ``evaluation`` (when it is built there), ``play``
+            (a step of an evaluation takes 10 ms, and an episode does not end), ``C`` (such a step sleeps in C).
+    """
+
+    def __init__(self, slow: str = "") -> None:
+        super().__init__(10**9 if slow == "play" else 5)
+        self.slow, self.folder = slow, os.environ["FOLDER"]
+        self.actor = actor_id()
+        self.describing = self.actor is None and multiprocessing.parent_process() is not None
+        self.evaluating = self.actor is None and not self.describing
+        child = subprocess.Popen(["sleep", "600"])
+        self.child = child
+        if self.actor is not None:
+            note(self.folder, f"child-{self.actor}", child.pid)
+            note(self.folder, f"actor-{self.actor}", os.getpid())
+            self._sleep_if("build")
+        elif self.describing:
+            note(self.folder, f"child-{'describing'}", child.pid)
+            self._sleep_if("describe")
+        else:
+            note(self.folder, "child-evaluator", child.pid)
+            note(self.folder, "building", 1)
+            self._sleep_if("evaluation")
+
+    def _sleep_if(self, slow: str) -> None:
+        if self.slow == slow:
+            time.sleep(600.0)
+
+    def step(self, action: Any) -> Any:
+        if self.evaluating and self.slow in ("play", "C"):
+            note(self.folder, "evaluating", 1)
+            if self.slow == "C":
+                ctypes.CDLL(None).pause()  # as long as signals are handled elsewhere, it goes on
+                while True:
+                    ctypes.CDLL(None).sleep(600)
+            time.sleep(0.01)
+        elif self.t == 1 and self.actor is not None:
+            note(self.folder, f"stepped-{self.actor}", 1)
+        return super().step(action)
+
+    def close(self) -> None:
+        self.child.kill()
+        self.child.wait()

@@ -1,0 +1,208 @@
+"""Ctrl-C and SIGTERM at every stage of `outrider train`, for real."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+from runs_with_faults import Pythons, gone, noted
+
+pytestmark = pytest.mark.timeout(55)
+
+ORDERLY_S = 10.0
+SLACK_S = 3.0
+"""For a machine that has better things to do."""
+
+TRAIN = (
+    *("-m", "outrider", "train", "dqn", "--env.id=children_interrupts:SlowEnv", "--run_dir=run", "--agent.hidden=[8]"),
+    *("--actors.n_actors=2", "--trainer.warmup_period=100", "--trainer.max_opts=10_000_000"),
+)
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start `outrider train` with these options; it is killed in the end."""
+    with closing(Pythons()) as pythons:
+        env = {"FOLDER": str(tmp_path), "TERM": "xterm"}
+        yield lambda *options, **kwargs: pythons.start(*TRAIN, *options, cwd=tmp_path, env=env, **kwargs)
+
+
+def wait_for(path: Path, words: str = "") -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists() or (words and words not in path.read_text()):
+        assert time.monotonic() < deadline, f"no {path} after 30 s"
+        time.sleep(0.02)
+
+
+def lines(folder: Path) -> str:
+    return (folder / "run/metrics.jsonl").read_text()
+
+
+def pids(folder: Path) -> list[float]:
+    return [float(f.read_text()) for pattern in ("actor-*", "child-*") for f in folder.glob(pattern)]
+
+
+def in_start_up(folder: Path) -> None:
+    time.sleep(0.7)  # torch is being imported
+
+
+def in_description(folder: Path) -> None:
+    noted(folder, "child-describing")
+
+
+def in_builds(folder: Path) -> None:
+    noted(folder, "actor-*")
+    wait_for(folder / "run/metrics.jsonl")
+
+
+def in_warm_up(folder: Path) -> None:
+    noted(folder, "stepped-*", 2)
+    wait_for(folder / "run/metrics.jsonl")
+
+
+def in_training(folder: Path) -> None:
+    wait_for(folder / "run/metrics.jsonl", "opt_steps_per_s")
+
+
+def in_evaluation(folder: Path) -> None:
+    noted(folder, "evaluating")
+
+
+def in_the_build_for_an_evaluation(folder: Path) -> None:
+    noted(folder, "building")
+
+
+STAGES: list[tuple[Callable[[Path], None], tuple[str, ...], bool]] = [
+    (in_description, ("--env.kwargs={slow: describe}",), False),
+    (in_builds, ("--env.kwargs={slow: build}",), True),
+    (in_warm_up, ("--trainer.warmup_period=90_000",), True),
+    (in_training, (), True),
+    (in_evaluation, ("--trainer.eval_interval=50", "--env.eval_kwargs={slow: play}"), True),
+    (in_the_build_for_an_evaluation, ("--trainer.eval_interval=50", "--env.eval_kwargs={slow: evaluation}"), True),
+]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("reached", "options", "trains"), STAGES, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_signal_ends_the_run_in_order_at_every_stage(
+    reached: Callable[[Path], None],
+    options: tuple[str, ...],
+    trains: bool,
+    signum: signal.Signals,
+    start: Start,
+    tmp_path: Path,
+) -> None:
+    run = start(*options)
+    reached(tmp_path)
+    sent_at = time.monotonic()
+    run.send_signal(signum)
+    _, err = run.communicate(timeout=30)
+    assert time.monotonic() - sent_at < ORDERLY_S + SLACK_S
+    assert run.returncode == 128 + signum, err
+    assert err.splitlines()[-1] == f"outrider: stopped by {signum.name}"
+    assert "Traceback" not in err
+    assert gone(pids(tmp_path))
+    if trains:
+        assert (tmp_path / "run/models/last").exists()
+        assert '"opt_steps"' in lines(tmp_path)
+
+
+def test_ctrl_c_while_the_command_starts_up_ends_it(start: Start, tmp_path: Path) -> None:
+    run = start()
+    in_start_up(tmp_path)
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=30)
+    assert (run.returncode, err) == (130, "outrider: stopped by SIGINT\n")
+    assert gone(pids(tmp_path))
+
+
+def test_ctrl_c_works_where_it_was_inherited_as_ignored(start: Start, tmp_path: Path) -> None:
+    run = start(prefix=("sh", "-c", 'trap "" INT; exec "$@"', "sh"))
+    in_training(tmp_path)
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=30)
+    assert run.returncode == 130, err
+    assert (tmp_path / "run/models/last").exists()
+    assert gone(pids(tmp_path))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_at_once_is_an_orderly_end(
+    signum: signal.Signals, start: Start, tmp_path: Path
+) -> None:
+    run = start()
+    in_training(tmp_path)
+    for pid in (*noted(tmp_path, "actor-*", 2), run.pid, run.pid):  # `timeout` sends it twice, too
+        os.kill(int(pid), signum)
+    _, err = run.communicate(timeout=30)
+    assert run.returncode == 128 + signum, err
+    assert (tmp_path / "run/models/last").exists()
+    assert gone(pids(tmp_path))
+
+
+def test_the_second_ctrl_c_ends_at_once_though_the_main_thread_is_in_c(start: Start, tmp_path: Path) -> None:
+    run = start("--trainer.eval_interval=50", "--env.eval_kwargs={slow: C}")
+    noted(tmp_path, "evaluating")
+    run.send_signal(signal.SIGINT)
+    time.sleep(1.0)
+    assert run.poll() is None
+    sent_at = time.monotonic()
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=30)
+    assert time.monotonic() - sent_at < 1.0 + SLACK_S
+    assert (run.returncode, err) == (130, "outrider: stopped by SIGINT, at once\n")
+    assert gone(pids(tmp_path))
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_a_terminal_is_as_it_was_after_ctrl_c(presses: int, start: Start, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+
+    def take_the_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    slow = ("--trainer.eval_interval=50", "--env.eval_kwargs={slow: C}") if presses == 2 else ()
+    run = start(
+        *slow,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=take_the_terminal,
+    )
+    shown = b""
+    deadline, pressed, pressed_at = time.monotonic() + 45, 0, 0.0
+    os.set_blocking(ours, False)
+    while run.poll() is None:
+        assert time.monotonic() < deadline, shown
+        try:
+            shown += os.read(ours, 65536)
+        except BlockingIOError:
+            time.sleep(0.02)
+        ready = (tmp_path / "evaluating").exists() if presses == 2 else b"env/s" in shown or b"opt steps" in shown
+        if b"\x1b[?25l" in shown and ready and pressed < presses and time.monotonic() - pressed_at > 1.0:
+            os.write(ours, b"\x03")
+            pressed, pressed_at = pressed + 1, time.monotonic()
+    with suppress(BlockingIOError):
+        while True:
+            shown += os.read(ours, 65536)
+    assert run.returncode == 130, shown
+    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l"), "the cursor is hidden"
+    assert termios.tcgetattr(theirs) == before
+    assert b"Traceback" not in shown
+    assert gone(pids(tmp_path))
+    os.close(ours)
+    os.close(theirs)
