@@ -349,15 +349,15 @@ class Learner:
     def _checkpoint_if_due(self) -> None:
         if self.checkpoints is not None and self.checkpoints.due(self.opt_steps):
             self._checkpoint("interval")
+            self._flush()
 
     def _checkpoint(self, reason: str) -> None:
-        """A checkpoint is a boundary: what it holds is published and flushed; the synchronous trainer starts anew."""
+        """A checkpoint is a boundary: what it holds is published; the synchronous trainer closes its episodes."""
         checkpoints = self.checkpoints
         if checkpoints is None or not checkpoints.wanted(self.opt_steps, self.counters.env_steps):
             return
         self.source.cut()
         self._publish()
-        self._flush()
         replay, shares_rows = checkpoints.config.replay, checkpoints.shares_rows
         state, missing = capture(
             self.agent, self.buffer, self.source, self.counters, replay=replay, shares_rows=shares_rows

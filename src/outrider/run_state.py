@@ -67,19 +67,26 @@ def restore(
         CheckpointError: The agent cannot take its state.
     """
     state, opt_steps = checkpoint.state, checkpoint.moment.opt_steps
-    try:
-        agent.load_state_dict(state["agent"])
-    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise CheckpointError(
-            f"agent: expected one that can take the state in {checkpoint.path}, got {what}"
-        ) from error
+    restore_agent(checkpoint, agent)
     counters.load_state_dict(state["counters"])
     counters.opt_steps = opt_steps
     notes = _restore_replay(checkpoint, buffer)
     source.load_state_dict(state["source"], opt_steps)
     set_random_states(state["random"])
     return notes
+
+
+def restore_agent(checkpoint: Checkpoint, agent: Agent) -> None:
+    """Give an agent its state.
+
+    Raises:
+        CheckpointError: It cannot take it.
+    """
+    try:
+        agent.load_state_dict(checkpoint.state["agent"])
+    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+        expected = f"agent: expected one that can take the state in {checkpoint.path}"
+        raise CheckpointError(f"{expected}, got {type(error).__name__}: {error}") from error
 
 
 def _restore_replay(checkpoint: Checkpoint, buffer: ReplayBuffer) -> list[str]:

@@ -42,6 +42,7 @@ from outrider.model_sync import model_channel
 from outrider.recording import Goals, rewind
 from outrider.run_config import AGENTS, RunConfig, differences
 from outrider.run_dir import RunDir, default_path, model_meta
+from outrider.run_state import restore_agent
 from outrider.trainer import Trainer
 
 
@@ -222,6 +223,8 @@ def resume(
         before, config = RunConfig.load(file), RunConfig.from_sources(file, overrides)
         _require_possible(config)
         found, damages = newest_checkpoint(opened.checkpoints, checkpoint)
+        if found is not None:
+            restore_agent(found, config.agent.build(config.env.spec()))  # refused before anything is changed
         for damage in damages:
             report(f"damaged: {damage}")
         for difference in differences(before, config):
