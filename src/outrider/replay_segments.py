@@ -26,6 +26,7 @@ from outrider.core import RowStore
 from outrider.data import Array
 from outrider.durable import sync_path
 from outrider.errors import CheckpointError
+from outrider.state_files import write_npy
 
 SEGMENT_BYTES = 16 * 2**20
 """Size of a whole segment: the learner copies one at a time (about 4 ms), and rewrites less than one per checkpoint."""
@@ -103,7 +104,7 @@ def write_segment(folder: Path, first: int, rows: Array) -> Segment:
     aside = folder / ".new"
     try:
         with aside.open("wb") as file:
-            np.save(file, rows, allow_pickle=False)
+            write_npy(file, rows)
             file.flush()
             os.fsync(file.fileno())
         sha256 = file_sha256(aside)

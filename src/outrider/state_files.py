@@ -14,11 +14,12 @@ import json
 import math
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import IO, Any
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -60,8 +61,10 @@ class PackedState:
             OSError: They could not be written; torch's writer raises a ``SafetensorError`` instead.
         """
         (folder / STATE).write_text(json.dumps(self._tree, allow_nan=False) + "\n")
-        with (folder / ARRAYS).open("wb") as file:
-            np.savez(file, *self._arrays)
+        with ZipFile(folder / ARRAYS, "w") as archive:
+            for i, array in enumerate(self._arrays):
+                with archive.open(f"{i}.npy", "w", force_zip64=True) as file:
+                    write_npy(file, array)
         save_file({str(i): tensor for i, tensor in enumerate(self._tensors)}, folder / TENSORS)
 
     def _pack(self, value: Any, where: str, depth: int) -> Any:
@@ -113,6 +116,15 @@ class PackedState:
         return len(self._tensors) - 1
 
 
+def write_npy(file: IO[bytes], array: Array) -> None:
+    """Write an array in the npy format; unlike ``np.save`` without a warning for column names that are not ASCII.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    npy.write_array(file, array, version=(3, 0), allow_pickle=False)
+
+
 def read_state(folder: Path) -> dict[str, Any]:
     """The state that :meth:`PackedState.write` wrote; runs no code, whoever wrote it.
 
@@ -122,7 +134,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     try:
         tree = json.loads((folder / STATE).read_text())
         with np.load(folder / ARRAYS, allow_pickle=False) as stored:
-            arrays = [stored[name] for name in stored.files]
+            arrays = [stored[str(i)] for i in range(len(stored.files))]
         tensors = load_file(folder / TENSORS)
         state = _unpack(tree, arrays, tensors)
     except (OSError, ValueError, EOFError, BadZipFile, SafetensorError, RecursionError) as error:
