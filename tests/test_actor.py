@@ -13,7 +13,7 @@ from outrider.envs.gymnasium import GymEnvConfig
 from outrider.errors import LayoutMismatch
 from outrider.flags import InitGuard, StopFlag
 from outrider.model_sync import ModelReceiver, ModelSender, model_channel
-from outrider.sampling import SimpleStepProcessorConfig
+from outrider.sampling import NStepProcessorConfig, SimpleStepProcessorConfig
 from outrider.seeding import spread
 from outrider.testing import FakeAgentConfig, TagEnv
 
@@ -125,6 +125,25 @@ def test_an_actor_that_is_stopped_before_there_are_parameters_ends_without_a_row
     world = World()
     world.stop.set()
     assert world.run(world.actor()).samples == 0
+
+
+def test_steps_that_brought_no_row_are_counted() -> None:
+    world = World()
+    world.publish()
+    actor = world.actor()
+    actor.step_proc_config = NStepProcessorConfig(n_steps=3, gamma=0.9)  # the first row is there after three steps
+    sample, steps = actor.policy.sample, 0
+
+    def spy(obs: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 2:
+            world.stop.set()
+        return sample(obs)
+
+    actor.policy.sample = spy  # type: ignore[method-assign]
+    stat = world.run(actor)
+    assert (stat.env_steps, stat.samples) == (2, 0)
 
 
 def test_the_table_has_a_header_and_one_line_per_actor() -> None:

@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from outrider.actor_manager import ActorManager, ActorManagerConfig
+from outrider.agents.dqn import DqnConfig
 from outrider.async_trainer import AsyncTrainer, AsyncTrainerConfig
 from outrider.channel import item_channel
 from outrider.envs.gymnasium import GymEnvConfig
@@ -17,7 +18,7 @@ from outrider.errors import ConfigError
 from outrider.flags import StopFlag
 from outrider.model_sync import model_channel
 from outrider.replay.uniform import SimpleReplayBufferConfig
-from outrider.sampling import SimpleStepProcessorConfig
+from outrider.sampling import NStepProcessorConfig, SimpleStepProcessorConfig
 from outrider.testing import FakeAgentConfig, SpacesEnv
 from outrider.trainer import Trainer
 
@@ -92,3 +93,14 @@ def test_a_number_of_threads_that_the_user_set_stays(when: str) -> None:
     mine = 2 * (os.cpu_count() or 1) + 1
     assert threads_after(**{when: f"torch.set_num_threads({mine})"}) == [mine, mine]
     assert threads_after(OMP_NUM_THREADS=str(os.cpu_count())) == [os.cpu_count()] * 2
+
+
+def test_rewards_summed_with_another_discount_than_the_agents_are_refused() -> None:
+    env, agent = GymEnvConfig(id="CartPole-v1"), DqnConfig(gamma=0.9)
+    processor = NStepProcessorConfig(n_steps=3, gamma=0.99)
+    sender, _ = item_channel()
+    _, receiver = model_channel()
+    with pytest.raises(ConfigError, match=r"step_processor.gamma: expected agent.gamma \(0.9\), got 0.99"):
+        ActorManager.build(ActorManagerConfig(), [agent], env, processor, sender, receiver, StopFlag())
+    with pytest.raises(ConfigError, match=r"step_processor\.gamma"):
+        Trainer.build(AsyncTrainerConfig(), agent, [agent], env, env, processor, SimpleReplayBufferConfig())

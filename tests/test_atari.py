@@ -1,4 +1,5 @@
 import sys
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -218,3 +219,18 @@ def test_a_session_closes_its_games_twice_without_harm():
     env = AtariEnvConfig().build(0, 1)
     env.close()
     env.close()
+
+
+@pytest.mark.parametrize("game", ["pong", "seaquest"])
+def test_gray_is_the_luma_of_the_colours_in_their_right_order(game: str) -> None:
+    """Weights of ITU-R BT.601; with those of red and blue swapped, the mean of either game is off by more than 10."""
+    from ale_py import ALEInterface, roms
+
+    emulator = ALEInterface()
+    emulator.loadROM(roms.get_rom_path(game))
+    emulator.reset_game()
+    luma = emulator.getScreenRGB() @ np.array([0.299, 0.587, 0.114])
+    env = AtariEnvConfig(id=game, noop_max=0).build(0, 1)
+    with closing(env):
+        newest = np.asarray(env.reset())[0, -1]
+    assert newest.mean() == pytest.approx(luma.mean(), abs=1.0)

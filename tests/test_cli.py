@@ -21,6 +21,9 @@ from outrider.version import __version__
 
 @dataclass(frozen=True)
 class Stats:
+    best_score: float | None = 21.5
+    stopped_by: str = "max_opts"
+
     def fmt(self) -> str:
         return "samples/sec, opt_steps/sec, duration\n1.0, 2.0, 3.0"
 
@@ -40,11 +43,12 @@ class Wiring(ModuleType):
         self.calls: list[tuple[Any, ...]] = []
         self.failure: BaseException | None = None
 
-    def run(self, config: RunConfig, *, argv: list[str]) -> Result:
+    def run(self, config: RunConfig, *, argv: list[str], report: Callable[[Result], None]) -> None:
         self.calls.append((config, argv))
+        if not isinstance(self.failure, RunDirError):  # which is raised before anything is done
+            report(Result(Stats(), (), Path("runs/x")))
         if self.failure:
             raise self.failure
-        return Result(Stats(), (), Path("runs/x"))
 
     def evaluate_run(self, run_dir: Path, model: str, episodes: int, seed: int) -> tuple[float, dict[str, Any]]:
         self.calls.append((run_dir, model, episodes, seed))
@@ -80,7 +84,7 @@ def test_training_hands_the_resolved_config_on_and_prints_both_statistics(outrid
     assert argv == ["outrider", *arguments]
     assert out.startswith("Stats of async trainer\nsamples/sec, opt_steps/sec, duration\n1.0, 2.0, 3.0\n")
     assert "\nStats of generated samples in actors\nactor_id, samples, samples/sec, duration\n" in out
-    assert out.endswith("Run directory: runs/x\n")
+    assert out.endswith("\nEnded by max_opts, best score 21.5\nRun directory: runs/x\n")
 
 
 def test_print_config_prints_what_can_be_run_again(outrider: Outrider, wiring: Wiring, tmp_path: Path) -> None:
@@ -106,6 +110,10 @@ def test_evaluation_prints_score_and_metrics(outrider: Outrider, wiring: Wiring)
         (("train",), "outrider train: expected PRESET_OR_YAML, got nothing"),
         (("train", "cartpole-dqn", "pong-dqn"), "outrider train: expected no more arguments, got pong-dqn"),
         (("train", "cartpole-dqn", "-n", "3"), "outrider train: expected no more arguments, got -n 3"),
+        (
+            ("train", "cartpole-dqn", "seed=3"),
+            "outrider train: expected no more arguments, got seed=3 (did you mean --seed=3?)",
+        ),
         (("train", "no-such"), "preset: expected one of cartpole-dqn, dqn, "),
         (("train", "no/such.yaml"), "no/such.yaml: expected a YAML file, got no file at that path"),
         (("train", "cartpole-dqn", "--seed"), "seed: expected a value, as in --seed=VALUE, got nothing"),
@@ -193,6 +201,7 @@ def test_own_classes_beside_the_user_are_found(
 ) -> None:
     (tmp_path / "own_env_of_test_cli.py").write_text(
         "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass OwnEnvConfig:\n    size: int = 1\n"
+        "    def build(self): ...\n    def eval(self): ...\n    def spec(self): ...\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

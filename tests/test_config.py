@@ -197,8 +197,14 @@ def test_a_failed_save_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: py
         ("inner: {lr: 1, lr: 2}\n", "lr: expected a key once, got it a second time (line 1)"),
         ("- 1\n", "PATH: expected a mapping of keys to values, got a list"),
         ("1: 2\n", "PATH: expected keys that are strings, got 1 (line 1)"),
-        ("a: [1\n", "PATH: expected YAML, got expected ',' or ']', but got '<stream end>' (line 2, column 1)"),
-        ("a: !!python/name:os.system\n", "PATH: expected YAML, got could not determine a constructor for the tag"),
+        (
+            "a: [1\n",
+            "PATH: expected valid YAML, got an error in line 2, column 1: expected ',' or ']', but got ",
+        ),
+        (
+            "a: !!python/name:os.system\n",
+            "PATH: expected valid YAML, got an error in line 1, column 4: could not ",
+        ),
         ("format_version: 2\n", "format_version: expected 1, got 2"),
         ("capacity: x\n", "capacity: expected an integer, got 'x' (in PATH)"),
         ("", "capacity: expected a value, got nothing (in PATH)"),

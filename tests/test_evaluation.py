@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from outrider.agents.dqn import DqnConfig
+from outrider.agents.sac import SacConfig
 from outrider.core import EnvSpec
 from outrider.data import Array, Obs, Step
+from outrider.envs.gymnasium import GymEnvConfig
 from outrider.errors import ConfigError
 from outrider.evaluation import DefaultEvaluator, DefaultEvaluatorConfig
 
@@ -191,3 +196,33 @@ def test_impossible_values_are_refused_by_name(values, key):
         with pytest.raises(ConfigError) as caught:
             build(**values)
         assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    "agent", [DqnConfig(hidden=(8,), eval_epsilon=0.3), SacConfig(hidden=(8,))], ids=["dqn", "sac"]
+)
+def test_equal_policies_get_equal_scores_whatever_they_did_in_between(agent: Any) -> None:
+    """Even if a share of the actions in evaluation is random."""
+    discrete = isinstance(agent, DqnConfig)
+    env = GymEnvConfig(id="CartPole-v1" if discrete else "Pendulum-v1", max_episode_steps=50)
+    policy = agent.build(env.spec(), seed=3)
+    obs = np.zeros((5, 4 if discrete else 3), np.float32)
+    with closing(DefaultEvaluator(env, seed=0, n_episodes=3)) as evaluator:
+        first, _ = evaluator.evaluate(policy)
+        assert len({episode.ret for episode in evaluator.episodes}) > 1
+        for _ in range(3):
+            policy.sample(obs)
+        assert evaluator.evaluate(policy)[0] == first
+    with closing(DefaultEvaluator(env, seed=0, n_episodes=3)) as another:
+        assert another.evaluate(agent.build(env.spec(), seed=3))[0] == first
+
+
+def test_an_evaluation_whose_episodes_do_not_end_says_what_would_end_them(caplog, monkeypatch):
+    monkeypatch.setattr("outrider.evaluation.ENDLESS_S", -1.0)
+    evaluator = DefaultEvaluator(CountEnvConfig([[5, 5]]), n_episodes=2, n_envs=1)
+    evaluator.evaluate(OnePolicy())
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2, "once, and once more after an episode has ended"
+    assert said[0].startswith("evaluation: no episode has ended for")
+    assert "(0 of 2 have); the longest has 0 steps so far" in said[0]
+    assert "env.max_episode_steps" in said[0]

@@ -52,6 +52,7 @@ LAYERS = (
     "loaded_policy",
     "presets",
     "run_config",
+    "resuming",
     "wiring",
     "cli",
     "__main__",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner
-from outrider.statistics import Counters
+from outrider.statistics import SHORTEST_S, Counters
 
 
 class World:
@@ -124,7 +125,7 @@ def test_the_order_of_one_opt_step_is_as_documented() -> None:
         "publish",  # the initial parameters, before anything else
         *["collect", "opt"],
         *["collect", "opt", "evaluate", "save best", "save 2", "publish", "store", "store", "flush 2"],
-        *["publish", "save last", "store", "flush 2"],
+        *["store", "publish", "save last", "flush 2"],
     ]
 
 
@@ -193,7 +194,7 @@ def test_each_stop_condition_ends_the_run(config: dict[str, Any], reason: str) -
     world = World(scores=(1.0, 2.0, 11.0))
     stat = world.run(**config)
     assert stat.stopped_by == reason
-    assert world.calls[-4:-2] == ["publish", "save last"]
+    assert world.calls[-3:-1] == ["publish", "save last"]
 
 
 def test_a_request_ends_the_run_in_order() -> None:
@@ -210,7 +211,24 @@ def test_a_run_that_fails_still_saves_and_flushes_and_raises_the_original_error(
     world = World(fail_at=3)
     with pytest.raises(ZeroDivisionError, match="in the agent"):
         world.run(max_opts=10)
-    assert world.calls[-4:] == ["publish", "save last", "store", "flush 2"]
+    assert world.calls[-4:] == ["store", "publish", "save last", "flush 2"]
+
+
+def test_the_last_rates_are_those_of_training_and_not_of_the_final_save() -> None:
+    world = World()
+
+    def save_model(name: str, agent: Any) -> None:
+        time.sleep(3 * SHORTEST_S)
+
+    def opt(buffer: Any) -> None:
+        World.opt(world, buffer)
+        time.sleep(SHORTEST_S)
+
+    world.save_model, world.opt = save_model, opt  # type: ignore[method-assign]
+    world.run(max_opts=4, flush_record_interval=4)
+    rates = [record["async/opt_steps_per_s"] for record in world.records if "async/opt_steps_per_s" in record]
+    assert rates
+    assert min(rates) > 0
 
 
 def test_an_error_on_the_way_out_does_not_hide_the_first_one() -> None:
@@ -265,3 +283,11 @@ def test_the_table_of_the_run_has_a_header_and_a_line_of_three_numbers() -> None
 def test_impossible_values_are_refused_by_name(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=key):
         AsyncTrainerConfig(**{key: value})
+
+
+def test_a_run_that_is_already_beyond_its_last_opt_step_ends_at_once() -> None:
+    world = World()
+    world.counters.opt_steps = 7
+    stats = world.run(max_opts=4)
+    assert stats.stopped_by == "max_opts"
+    assert "opt" not in world.calls

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -135,6 +136,30 @@ def test_numpy_scalars_become_numbers_and_arrays_their_mean_min_and_max():
         "train/n_updates": 3,
     }
     assert all(type(v) in (int, float) for v in line.values())
+
+
+def test_whatever_is_stored_raises_nothing_and_stays_to_be_seen():
+    loss = torch.tensor(0.5, requires_grad=True)
+    for recorder in (MemoryRecorder(), TeeRecorder(MemoryRecorder()), ConsoleRecorder("plain", file=io.StringIO())):
+        for _ in range(2):
+            recorder.store(
+                {"train/loss": loss, "a": None, "b": {"c": 1}, "d": True, "e": [], "f": "text", "g": [1, "x"]}
+            )
+        recorder.flush(1)
+        recorder.close()
+    aggregate = Aggregate()
+    aggregate.add({"train/loss": loss, "a": None, "b": {"c": 1}, "d": True, "e": [], "f": "text"})
+    line = aggregate.take(1)
+    assert line is not None
+    assert {name: line.get(name) for name in ("train/loss", "a", "b", "d", "e", "f")} == {
+        "train/loss": 0.5,
+        "a": "None",
+        "b": "{'c': 1}",
+        "d": 1,
+        "e": None,
+        "f": "text",
+    }
+    json.dumps(line, allow_nan=False)
 
 
 def test_metrics_of_actors_are_found_by_their_pattern():
@@ -419,6 +444,23 @@ def test_without_a_terminal_each_flush_is_one_plain_line():
     assert re.match(r"0:00:0\d \(0:00:0\d left\)  opt", lines[1])
     assert "learner waits 25%  actors wait 50%" in lines[1]
     assert "eval" not in lines[2]
+
+
+def test_a_last_flush_with_nothing_new_prints_no_line_again():
+    out = io.StringIO()
+    recorder = ConsoleRecorder(file=out)
+    for record in ({"opt_steps": 5, "eval/mean_reward": 1.0}, {"opt_steps": 5, "train/loss": 1.0}):
+        recorder.store(record)
+        recorder.flush(5)
+    assert len(out.getvalue().splitlines()) == 1
+
+
+def test_a_plain_line_comes_now_and_then_while_nothing_is_flushed(monkeypatch):
+    monkeypatch.setattr("outrider.recording.console.PLAIN_INTERVAL_S", 0.0)
+    out = io.StringIO()
+    recorder = ConsoleRecorder(goals=Goals(max_opts=1000), file=out)
+    recorder.store({"opt_steps": 0, "env_steps": 128, "time_s": 0.5})
+    assert "opt 0/1000  env 128" in out.getvalue()
 
 
 @pytest.fixture

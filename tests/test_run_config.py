@@ -14,31 +14,42 @@ from outrider.run_config import RunConfig, load_preset, override, parse_override
 HERE = __name__
 
 
+class AnyPart:
+    """Has the methods of every section."""
+
+    def build(self) -> None: ...
+    def build_actor(self) -> None: ...
+    def for_actor(self) -> None: ...
+    def eval(self) -> None: ...
+    def spec(self) -> None: ...
+    def layout(self) -> None: ...
+
+
 @dataclass(frozen=True)
-class OwnEnv:
+class OwnEnv(AnyPart):
     id: str = "my/Own Env-v0"
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class OwnAgent:
+class OwnAgent(AnyPart):
     gain: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learner(Config):
+class Learner(AnyPart, Config):
     gamma: float = 0.9
     batch_size: int = 32
     rate: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summing(Config):
+class Summing(AnyPart, Config):
     gamma: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Store(Config):
+class Store(AnyPart, Config):
     capacity: int = 5000
 
 
@@ -114,6 +125,25 @@ def test_own_classes_are_checked_only_as_far_as_they_have_the_fields() -> None:
     assert (config.agent, config.replay) == (OwnAgent(), OwnAgent())
 
 
+@dataclass(frozen=True)
+class OnlyBuilds:
+    def build(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("section", "expected", "missing"),
+    [
+        ("env", "build, eval, spec", "eval, spec"),
+        ("agent", "build, build_actor, for_actor", "build_actor, for_actor"),
+        ("step_processor", "layout, build", "layout"),
+    ],
+)
+def test_an_own_class_without_the_methods_of_its_contract_is_refused(section: str, expected: str, missing: str) -> None:
+    assert refusal(lambda: run(**{section: f"{HERE}:OnlyBuilds"})) == (
+        f"{section}: expected a config with the methods {expected}, got OnlyBuilds without {missing}"
+    )
+
+
 def test_a_run_config_comes_back_from_its_file(tmp_path: Path) -> None:
     config = run(step_processor=f"{HERE}:Summing", env__kwargs={"a": [1, {"b": None}]}, seed=3, run_dir="runs/x")
     path = tmp_path / "config.yaml"
@@ -155,7 +185,7 @@ def test_overrides_are_read_as_yaml(options: list[str], values: dict[str, Any]) 
         (["--seed", "--run_dir=x"], "seed: expected a value, as in --seed=VALUE, got nothing"),
         (["seed=3"], "seed=3: expected an override such as --trainer.max_opts=1000, got seed=3"),
         (["--"], "--: expected an override such as --trainer.max_opts=1000, got --"),
-        (["--agent.hidden=[1"], "agent.hidden: expected YAML, got "),
+        (["--agent.hidden=[1"], "agent.hidden: expected valid YAML, got an error in line 1, column "),
     ],
 )
 def test_what_is_no_override_is_refused(options: list[str], message: str) -> None:
@@ -202,5 +232,7 @@ def test_a_name_that_is_neither_preset_nor_file_is_refused(tmp_path: Path) -> No
     text = refusal(lambda: load_preset("cartpol-dqn"))
     assert text.startswith("preset: expected one of cartpole-dqn, ")
     assert text.endswith(", or the path of a YAML file, got 'cartpol-dqn' (did you mean cartpole-dqn?)")
+    (tmp_path / "config.yaml").write_text("env: {}\n")
+    assert refusal(lambda: load_preset(tmp_path)).endswith(f"(did you mean {tmp_path / 'config.yaml'}?)")
     missing = tmp_path / "x.yaml"
     assert refusal(lambda: load_preset(missing)) == f"{missing}: expected a YAML file, got no file at that path"

@@ -92,6 +92,16 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path):
     RunDir.open(tmp_path / "run").close()
 
 
+def test_a_run_that_never_began_leaves_its_name_free_and_models_stay(tmp_path):
+    with RunDir.create(tmp_path / "run", "env: {}\n", ["outrider"]) as run:
+        run.discard()
+    assert not run.path.exists()
+    with RunDir.create(tmp_path / "run", "env: {}\n", ["outrider"]) as run:
+        (run.models / "last").mkdir()
+        run.discard()
+    assert (tmp_path / "run" / "models" / "last").is_dir()
+
+
 def test_what_is_no_run_directory_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for name, got in (("none", "nothing there"), ("file", "a file"), (".", "a directory without it")):

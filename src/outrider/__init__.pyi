@@ -23,6 +23,7 @@ from .channel import ReplayBufferProxy as ReplayBufferProxy
 from .channel import ReplayBufferProxyConfig as ReplayBufferProxyConfig
 from .channel import item_channel as item_channel
 from .config import Config as Config
+from .core import ActorPolicy as ActorPolicy
 from .core import Agent as Agent
 from .core import AgentConfig as AgentConfig
 from .core import Env as Env
@@ -48,6 +49,7 @@ from .envs.atari import AtariEnvConfig as AtariEnvConfig
 from .envs.gymnasium import GymEnvConfig as GymEnvConfig
 from .errors import ActorFailed as ActorFailed
 from .errors import BadData as BadData
+from .errors import ChannelClosed as ChannelClosed
 from .errors import ChannelError as ChannelError
 from .errors import ConfigError as ConfigError
 from .errors import EnvFailed as EnvFailed

@@ -268,6 +268,7 @@ class Actor:
             pass
         finally:
             proxy.flush()
+            proxy.on_commit()  # steps of which no row came count, too
 
     def _loop(self, sampler: Sampler, proxy: ReplayBufferProxy, model: ModelSnapshot) -> None:
         words, cell = self.cell.words, self.cell

@@ -32,6 +32,7 @@ from outrider.errors import ActorFailed, Unbound
 from outrider.flags import InitGuard, StopFlag
 from outrider.health import BadDataPolicy
 from outrider.model_sync import ModelReceiver
+from outrider.sampling import require_same_discount
 from outrider.seeding import Role, derive, env_seeds
 
 log = logging.getLogger(__name__)
@@ -166,13 +167,16 @@ class ActorManager:
             incarnations: How many actors of each id there were before, in a run that is resumed: they get new seeds.
 
         Raises:
-            ConfigError: ``n_actors`` differs from the number of agent configs, or a space cannot be stored.
+            ConfigError: ``n_actors`` differs from the number of agent configs, a space cannot be stored, or the step
+                processor's discount is not the agents'.
             EnvFailed: The environment could not be described.
             ResourceError: Not enough memory for the rings.
         """
         n = len(agent_configs)
         require(n >= 1, "agent_configs", "at least one agent config", n)
         require(config.n_actors in (None, n), "actors.n_actors", f"the number of agent configs, {n}", config.n_actors)
+        for agent_config in agent_configs:
+            require_same_discount(step_proc_config, agent_config)
         env_spec = env_config.spec()
         item_sender.bind(
             step_proc_config.layout(env_spec),

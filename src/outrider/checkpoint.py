@@ -197,7 +197,7 @@ class Checkpoints:
                 self._needed = rotate(self.folder, self.config.keep)  # makes room: rows that nobody refers to go
             return False
         if self._reported:
-            report(f"checkpoint {moment.opt_steps}: written, after {self.failures} that could not be")
+            announce(f"checkpoint {moment.opt_steps}: written, after {self.failures} that could not be")
             self._reported = False
         return True
 
@@ -211,10 +211,10 @@ class Checkpoints:
         if not self._reported:
             self._reported = True
             what = f"{type(error).__name__}: {error}"
-            report(f"checkpoint {moment.opt_steps}: could not be written, training goes on: {what}")
+            announce(f"checkpoint {moment.opt_steps}: could not be written, training goes on: {what}")
 
 
-def report(message: str) -> None:
+def announce(message: str) -> None:
     """Say what nobody should overlook, to the log and to stderr: that is where one looks who configured no log."""
     if log.hasHandlers():
         log.error(message)

@@ -10,7 +10,7 @@
     │   ├── Unbound            a channel end used before its layout is known
     │   ├── ChannelClosed      the other side is gone for good
     │   └── LayoutMismatch     both ends, or two actors, do not agree on the bytes
-    ├── ResourceError          memory, disk or descriptors: needed against free
+    ├── ResourceError          memory, disk or descriptors: needed against free; the CLI exits with 2
     ├── RunDirError            a run directory that is not empty, in use, or not one
     ├── CheckpointError        state that cannot be stored, or a checkpoint that is damaged
     ├── BadData                NaN or infinity in an observation, action or reward
@@ -73,7 +73,7 @@ class EnvFailed(OutriderError):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.cause}"
-        return f"{text}\n{self.traceback_text}" if self.traceback_text else text
+        return f"{text}\n{self.traceback_text.rstrip()}" if self.traceback_text else text
 
 
 class ChannelError(OutriderError):

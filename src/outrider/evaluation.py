@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +19,14 @@ from outrider.seeding import Role, env_seeds
 
 MAX_ENVS = 8
 """Environments that play side by side when their number is not given."""
+
+ENDLESS_S = 60.0
+ENDLESS = (
+    "evaluation: no episode has ended for %g s (%d of %d have); the longest has %d steps so far. "
+    "If nothing else ends episodes, env.max_episode_steps does."
+)
+
+log = logging.getLogger(__name__)
 
 _GUARD_WAIT_S = 0.1  # between two questions whether to stop
 
@@ -132,9 +143,13 @@ class DefaultEvaluator:
         left[: self.n_episodes % self.n_envs] += 1
         returns, lengths = np.zeros(self.n_envs), np.zeros(self.n_envs, np.int64)
         obs = env.reset(self._seeds)
+        quiet_until = time.monotonic() + ENDLESS_S
         while left.any():
             if self.stop is not None and self.stop():
                 break
+            if time.monotonic() > quiet_until:
+                quiet_until = math.inf  # said once
+                log.warning(ENDLESS, ENDLESS_S, len(episodes), self.n_episodes, lengths.max())
             step = env.step(agent.sample(obs))
             reward = step.reward if step.raw_reward is None else step.raw_reward
             returns += np.where(step.valid, reward, 0.0)
@@ -143,6 +158,7 @@ class DefaultEvaluator:
                 if left[i]:
                     episodes.append(Episode(float(returns[i]), int(lengths[i]), int(i)))
                     left[i] -= 1
+                    quiet_until = time.monotonic() + ENDLESS_S
                 returns[i], lengths[i] = 0.0, 0
             obs = step.init_obs
         return episodes

@@ -39,7 +39,7 @@ class AsyncTrainerConfig(Config):
         max_time_s: Seconds of training after which the run ends; None: no limit.
         target_score: Evaluation score that ends the run; None: no target.
         eval_interval: Opt steps between evaluations.
-        flush_record_interval: Opt steps between writes of the recorder.
+        flush_record_interval: Opt steps between writes of the recorder; evaluations are written in any case.
         record_compute_cost_interval: Opt steps between measurements of the cost of an opt step.
         record_agent_info_interval: Opt steps between records of the agent (losses and the like).
         save_interval: Opt steps between numbered saves of the model.
@@ -383,11 +383,12 @@ class Learner:
 
     def _finish(self, reason: str) -> None:
         """The final publication, save, checkpoint and flush: each happens whatever the others do."""
-        with ExitStack() as last:
-            last.callback(self._flush)
+        with ExitStack() as last:  # the last callback is called first
+            last.callback(self.recorder.flush, self.opt_steps)
             last.callback(self._checkpoint, reason)
             last.callback(self.recorder.save_model, "last", self.agent)
             last.callback(self._publish)
+            last.callback(lambda: self.recorder.store(self._statistics()))  # before the save: rates are of training
 
     def stat(self) -> AsyncTrainStat:
         """What was done so far."""

@@ -20,6 +20,7 @@ from outrider.async_trainer import AsyncTrainerConfig
 from outrider.config import Config, Family, did_you_mean, family_of, field_types, require, without_version
 from outrider.core import AgentConfig, EnvConfig, ReplayBufferConfig, StepProcessorConfig
 from outrider.errors import ConfigError
+from outrider.sampling import require_same_discount
 from outrider.strict_yaml import parse_yaml, read_yaml
 
 ENVS = Family(
@@ -33,6 +34,16 @@ STEP_PROCESSORS = Family(
 REPLAYS = Family({"uniform": "outrider.replay.uniform:SimpleReplayBufferConfig"}, default="uniform")
 EVALUATORS = Family({"default": "outrider.evaluation:DefaultEvaluatorConfig"}, default="default")
 RECORDERS = Family({"default": "outrider.recording:RecorderConfig"}, default="default")
+
+METHODS = {
+    "env": ("build", "eval", "spec"),
+    "agent": ("build", "build_actor", "for_actor"),
+    "step_processor": ("layout", "build"),
+    "replay": ("build",),
+    "evaluator": ("build",),
+    "recorder": ("build",),
+}
+"""What the config of each section must have: the contracts of :mod:`outrider.core`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +80,11 @@ class RunConfig(Config):
         """Check what no section can see alone. Own classes are checked as far as they have these fields."""
         require(self.seed >= 0, "seed", "an integer >= 0", self.seed)
         require(self.run_dir != "", "run_dir", "a path, or null", "an empty one")
+        for section, methods in METHODS.items():
+            part = getattr(self, section)
+            missing = [name for name in methods if not callable(getattr(part, name, None))]
+            expected = f"a config with the methods {', '.join(methods)}"
+            require(not missing, section, expected, f"{type(part).__name__} without {', '.join(missing)}")
         self.trainer.require_possible(self.replay, self.agent)
         self._settle_discount()
 
@@ -81,9 +97,7 @@ class RunConfig(Config):
             require(bootstrapped is not None, "step_processor.gamma", "a number, as the agent has no gamma", "null")
             settled = dataclasses.replace(self.step_processor, gamma=bootstrapped)  # type: ignore[type-var]
             object.__setattr__(self, "step_processor", settled)
-        elif bootstrapped is not None:
-            expected = f"agent.gamma ({bootstrapped})"
-            require(summed == bootstrapped, "step_processor.gamma", expected, summed)
+        require_same_discount(self.step_processor, self.agent)
 
     @classmethod
     def from_sources(cls, source: str | Path, overrides: Mapping[str, Any] | None = None) -> Self:
@@ -112,7 +126,10 @@ def load_preset(name_or_path: str | Path) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return without_version(read_yaml(path))
     expected = f"one of {', '.join(known)}, or the path of a YAML file"
-    raise ConfigError("preset", expected, f"{str(name_or_path)!r}{did_you_mean(str(name_or_path), known)}")
+    hint = did_you_mean(str(name_or_path), known)
+    if (path / "config.yaml").is_file():  # a run directory
+        hint = f" (did you mean {path / 'config.yaml'}?)"
+    raise ConfigError("preset", expected, f"{str(name_or_path)!r}{hint}")
 
 
 def differences(before: RunConfig, after: RunConfig) -> list[str]:

@@ -18,6 +18,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -68,7 +69,7 @@ class RunDir:
             path.mkdir(parents=True, exist_ok=True)
             run = cls(path, _lock(path))
         except OSError as error:
-            raise RunDirError(f"{path}: expected a directory that can be written, got {error}") from error
+            raise _unwritable(path, error) from error
         try:
             there = sorted(entry.name for entry in path.iterdir() if entry.name != LOCK)
             if there:
@@ -81,7 +82,7 @@ class RunDir:
             replace_text(path / "config.yaml", config_yaml)  # last: a directory with it is a whole one
         except OSError as error:
             run.close()
-            raise RunDirError(f"{path}: expected a directory that can be written, got {error}") from error
+            raise _unwritable(path, error) from error
         except RunDirError:
             run.close()
             raise
@@ -159,6 +160,11 @@ class RunDir:
         """
         replace_text(self.path / "stats.json", json_text(dict(stats), indent=2) + "\n")
 
+    def discard(self) -> None:
+        """Remove the directory, so that its name is free again, unless it holds a model or a checkpoint."""
+        if not any(entry for folder in (self.models, self.checkpoints) for entry in folder.iterdir()):
+            shutil.rmtree(self.path, ignore_errors=True)
+
     def close(self) -> None:
         """Free the lock. May be called twice."""
         if self._lock_fd >= 0:
@@ -205,6 +211,10 @@ def _lock(path: Path) -> int:
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"process {os.getpid()} on {platform.node()}\n".encode(), 0)
     return fd
+
+
+def _unwritable(path: Path, error: OSError) -> RunDirError:
+    return RunDirError(f"{path}: expected a directory that can be written, got an error: {error.strerror or error}")
 
 
 def _what(path: Path) -> str:

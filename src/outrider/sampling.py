@@ -164,6 +164,21 @@ class NStepProcessorConfig(Config):
         return NStepProcessor(layout, n_envs, self.n_steps, self.gamma)
 
 
+def require_same_discount(step_proc_config: Any, agent_config: Any) -> None:
+    """Refuse rewards that are summed with another discount than the agent bootstraps with.
+
+    Args:
+        step_proc_config: Only a field ``gamma`` counts.
+        agent_config: Likewise.
+
+    Raises:
+        ConfigError: Both have one, and they differ.
+    """
+    summed, bootstrapped = (getattr(config, "gamma", None) for config in (step_proc_config, agent_config))
+    if summed is not None and bootstrapped is not None:
+        require(summed == bootstrapped, "step_processor.gamma", f"agent.gamma ({bootstrapped})", summed)
+
+
 class NStepProcessor:
     """A sliding window over each environment's last n steps, which never reaches beyond the end of an episode.
 

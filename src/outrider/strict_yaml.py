@@ -85,10 +85,10 @@ def parse_yaml(text: str, name: str) -> Any:
         raise ConfigError(error.key or name, error.expected, error.got) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        at = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        raise ConfigError(name, "YAML", f"{error.problem or error.context}{at}") from None
+        at = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(name, "valid YAML", f"an error{at}: {error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(name, "YAML", " ".join(str(error).split())) from None
+        raise ConfigError(name, "valid YAML", f"an error: {' '.join(str(error).split())}") from None
 
 
 def read_yaml(path: Path | str) -> dict[str, Any]:

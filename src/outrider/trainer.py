@@ -27,7 +27,7 @@ from outrider.flags import InitGuard
 from outrider.health import BadDataPolicy, RowHealth
 from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner
 from outrider.model_sync import ModelSnapshot, model_channel
-from outrider.sampling import Sampler
+from outrider.sampling import Sampler, require_same_discount
 from outrider.seeding import Role, derive, env_seeds
 from outrider.statistics import Counters
 
@@ -235,6 +235,7 @@ class Trainer:
             ResourceError: Not enough memory.
         """
         trainer_config.require_possible(replay_buffer_config, agent_config)
+        require_same_discount(step_proc_config, agent_config)
         spec = env_config_train.spec()
         spec.require_same_spaces(env_config_eval.spec())
         agent = agent_config.build(spec, device=getattr(agent_config, "device", "cpu"), seed=derive(seed, Role.LEARNER))

@@ -8,23 +8,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from outrider import presets, processes
+from outrider import presets, processes, resuming
 from outrider.actor import ActorStat
 from outrider.actor_manager import ActorManager, ActorManagerConfig
 from outrider.async_trainer import AsyncTrainer, AsyncTrainerConfig, AsyncTrainStat
 from outrider.channel import item_channel
-from outrider.checkpoint import Checkpoints, report
-from outrider.checkpoint_files import Checkpoint, newest_checkpoint, set_newer_aside
-from outrider.config import require
+from outrider.checkpoint import Checkpoints
+from outrider.checkpoint_files import Checkpoint
 from outrider.core import (
     AgentConfig,
     EnvConfig,
+    EnvSpec,
     Evaluator,
     Recorder,
     ReplayBufferConfig,
@@ -32,18 +33,18 @@ from outrider.core import (
 )
 from outrider.data import Record
 from outrider.envs.gymnasium import GymEnvConfig
-from outrider.errors import ActorFailed
+from outrider.errors import ActorFailed, ConfigError, ResourceError
 from outrider.evaluation import DefaultEvaluator
 from outrider.flags import InitGuard, StopFlag
 from outrider.interrupts import Interrupts
-from outrider.learner import Learner
 from outrider.loaded_policy import LoadedPolicy, build_saved
 from outrider.model_sync import model_channel
-from outrider.recording import Goals, rewind
-from outrider.run_config import AGENTS, RunConfig, differences
+from outrider.recording import Goals
+from outrider.run_config import AGENTS, RunConfig
 from outrider.run_dir import RunDir, default_path, model_meta
-from outrider.run_state import restore_agent
 from outrider.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,13 @@ class TrainResult:
     run_dir: Path | None = None
 
 
+Report: TypeAlias = Callable[[TrainResult], object]
+
+
+def _no_report(result: TrainResult) -> None:
+    """Report nothing."""
+
+
 def train_async(
     agent_config: AgentConfig,
     agent_configs: Sequence[AgentConfig],
@@ -75,6 +83,7 @@ def train_async(
     *,
     seed: int = 0,
     checkpoints: Checkpoints | None = None,
+    report: Report = _no_report,
 ) -> TrainResult:
     """Train asynchronously: actors in processes of their own, the learner in this thread.
 
@@ -91,6 +100,8 @@ def train_async(
         evaluator: Scores the agent; not closed here.
         seed: Seed of the run.
         checkpoints: Saves the run, and says what it goes on from; not closed here. None: it is not saved.
+        report: Called with what was done when the run ends, however that is; for those who get no result because
+            it ends with an exception.
 
     Raises:
         ConfigError: Something that cannot work, before any process was started.
@@ -112,7 +123,7 @@ def train_async(
             model_receiver,
             stop,
             seed=seed,
-            incarnations=_incarnations(checkpoints),
+            incarnations=resuming.incarnations(checkpoints),
         )
         trainer = AsyncTrainer.build(
             async_trainer_config,
@@ -124,17 +135,20 @@ def train_async(
             stop,
             seed=seed,
         )
-        _restore(trainer.learner, checkpoints)
+        resuming.restore(trainer.learner, checkpoints)
         interrupts.request, interrupts.busy = trainer.request_stop, lambda: trainer.learner.looping
         try:
             with actors:
                 actors.run(guard)
-                stats = trainer.train(recorder, evaluator, guard, checkpoints)
+                trainer.train(recorder, evaluator, guard, checkpoints)
         except ActorFailed:
             interrupts.check()  # who stops a whole process group stops the actors, too, maybe before the learner looks
             raise
+        finally:
+            result = TrainResult(trainer.learner.stat(), actors.stats())
+            report(result)
     interrupts.check()
-    return TrainResult(stats, actors.stats())
+    return result
 
 
 def train_sync(
@@ -151,6 +165,7 @@ def train_sync(
     *,
     seed: int = 0,
     checkpoints: Checkpoints | None = None,
+    report: Report = _no_report,
 ) -> TrainResult:
     """Train in this thread alone, actors and learner in turns: bit for bit reproducible. Arguments as `train_async`."""
     with Interrupts() as interrupts:
@@ -166,19 +181,24 @@ def train_sync(
             bad_data=actor_man_config.bad_data,
             seed=seed,
         )
-        _restore(trainer.learner, checkpoints)
+        resuming.restore(trainer.learner, checkpoints)
         interrupts.request, interrupts.busy = trainer.request_stop, lambda: trainer.learner.looping
-        stats = trainer.train(recorder, evaluator, checkpoints=checkpoints)
+        try:
+            trainer.train(recorder, evaluator, checkpoints=checkpoints)
+        finally:
+            result = TrainResult(trainer.learner.stat(), trainer.actor_stats())
+            report(result)
     interrupts.check()
-    return TrainResult(stats, trainer.actor_stats())
+    return result
 
 
-def run(config: RunConfig, *, argv: Sequence[str] = ()) -> TrainResult:
+def run(config: RunConfig, *, argv: Sequence[str] = (), report: Report = _no_report) -> TrainResult:
     """Train as a run config says, into a run directory.
 
     Args:
         config: The run.
         argv: The command line, kept in the run directory.
+        report: Called with what was done when the run has ended, however that was, and ``stats.json`` is written.
 
     Raises:
         ConfigError: Something that cannot work, before any process of the run was started.
@@ -187,9 +207,12 @@ def run(config: RunConfig, *, argv: Sequence[str] = ()) -> TrainResult:
         Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
     """
     processes.ensure_server()
-    _require_possible(config)
-    with RunDir.create(config.run_dir or _default_run_dir(config), config.to_yaml(), argv) as run_dir:
-        return _train_in(run_dir, config)
+    spec = _require_possible(config)
+    with (
+        RunDir.create(config.run_dir or _default_run_dir(config), config.to_yaml(), argv) as run_dir,
+        _discarded_if_refused(run_dir),
+    ):
+        return _run_in(run_dir, config, spec, report)
 
 
 def resume(
@@ -198,6 +221,7 @@ def resume(
     *,
     checkpoint: int | None = None,
     argv: Sequence[str] = (),
+    report: Report = _no_report,
 ) -> TrainResult:
     """Go on with a run from its newest checkpoint that is whole, in its directory; from the start if there is none.
 
@@ -208,6 +232,7 @@ def resume(
         overrides: Values by dotted key that win over those of the run, such as ``{"trainer.max_opts": 20_000}``.
         checkpoint: Opt steps of the checkpoint to go on from instead; newer ones are set aside.
         argv: The command line, kept in the run directory.
+        report: As for :func:`run`.
 
     Raises:
         ConfigError: Something that cannot work, before any process of the run was started.
@@ -217,94 +242,76 @@ def resume(
         Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
     """
     processes.ensure_server()
-    require("run_dir" not in (overrides or {}), "run_dir", "no other one for a run that goes on", "one")
     with RunDir.open(run_dir) as opened:
-        file = opened.path / "config.yaml"
-        before, config = RunConfig.load(file), RunConfig.from_sources(file, overrides)
-        _require_possible(config)
-        found, damages = newest_checkpoint(opened.checkpoints, checkpoint)
-        if found is not None:
-            restore_agent(found, config.agent.build(config.env.spec()))  # refused before anything is changed
-        for damage in damages:
-            report(f"damaged: {damage}")
-        for difference in differences(before, config):
-            report(f"changed: {difference}")
-        _go_back(opened, found)
+        config = resuming.new_config(opened, overrides or {})
+        spec = _require_possible(config)
+        found = resuming.find_checkpoint(opened, config, spec, checkpoint)
+        resuming.go_back(opened, found)
         opened.go_on(config.to_yaml(), argv)
-        return _train_in(opened, config, found)
+        return _run_in(opened, config, spec, report, found)
 
 
-def _go_back(run_dir: RunDir, found: Checkpoint | None) -> None:
-    """Take the metrics back to the checkpoint, and set aside what came after it."""
-    if found is None:
-        report(f"{run_dir.checkpoints}: no checkpoint yet, the run starts from the beginning")
-        rewind(run_dir.path, -1, -1)
-        return
-    at = found.moment
-    for path in set_newer_aside(run_dir.checkpoints, at.opt_steps):
-        report(f"{path}: set aside, since the run goes on from before it")
-    cut, best = rewind(run_dir.path, at.opt_steps, at.env_steps)
-    scores = [score for score in (best, found.state["best_score"]) if score is not None]
-    found.state["best_score"] = max(scores, default=None)
-    lines = f"; {cut} later lines of metrics are cut" if cut else ""
-    report(f"goes on from {found.path}: {at.opt_steps} opt steps, {at.env_steps} env steps ({at.reason}){lines}")
-    report(f"not in the checkpoint: {', '.join(found.manifest.not_contained)}")
-
-
-def _restore(learner: Learner, checkpoints: Checkpoints | None) -> None:
-    if checkpoints is not None and checkpoints.resumed is not None:
-        for note in learner.restore(checkpoints.resumed):
-            report(note)
-        checkpoints.resumed.state.clear()  # or it would stay in memory beside what was made of it
-
-
-def _incarnations(checkpoints: Checkpoints | None) -> list[int]:
-    """Those of the actors of a run that goes on: new ones, with new seeds."""
-    if checkpoints is None or checkpoints.resumed is None:
-        return []
-    return [incarnation + 1 for incarnation, _ in checkpoints.resumed.state["counters"]["actors"]]
-
-
-def _train_in(run_dir: RunDir, config: RunConfig, resumed: Checkpoint | None = None) -> TrainResult:
-    """Train as a run config says, into a run directory that is locked."""
-    env_eval = config.env.eval()
+def _run_in(
+    run_dir: RunDir, config: RunConfig, spec: EnvSpec, report: Report, resumed: Checkpoint | None = None
+) -> TrainResult:
+    """Train as a run config says, in a run directory that is locked."""
     n_actors = config.actors.count()
-    agent_configs = [config.agent.for_actor(i, n_actors) for i in range(n_actors)]
-    trainer = config.trainer
-    recorder = config.recorder.build(
-        run_dir.path,
-        title=run_dir.path.name,
-        goals=Goals(
-            max_opts=trainer.max_opts,
-            max_env_steps=trainer.max_env_steps,
-            max_time_s=trainer.max_time_s,
-            target_score=trainer.target_score,
-        ),
-        meta=model_meta(config.env.spec()),
-    )
-    with (
-        closing(recorder),
-        closing(config.evaluator.build(env_eval)) as evaluator,
-        Checkpoints(run_dir.checkpoints, trainer.checkpoint, resumed) as checkpoints,
-    ):
-        train = train_sync if trainer.mode == "sync" else train_async
-        result = train(
+    env_eval = config.env.eval()
+    ended = _Ended(run_dir, report)
+    with ExitStack() as closed:
+        closed.callback(ended.tell)  # the last, when the display is gone
+        recorder = config.recorder.build(
+            run_dir.path, title=run_dir.path.name, goals=_goals(config.trainer), meta=model_meta(spec)
+        )
+        closed.callback(recorder.close)
+        evaluator = closed.enter_context(closing(config.evaluator.build(env_eval)))
+        checkpoints = closed.enter_context(Checkpoints(run_dir.checkpoints, config.trainer.checkpoint, resumed))
+        result = (train_sync if config.trainer.mode == "sync" else train_async)(
             config.agent,
-            agent_configs,
+            [config.agent.for_actor(i, n_actors) for i in range(n_actors)],
             config.env,
             env_eval,
             config.step_processor,
             config.replay,
             config.actors,
-            trainer,
+            config.trainer,
             recorder,
             evaluator,
             seed=config.seed,
             checkpoints=checkpoints,
+            report=ended.note,
         )
-    result = replace(result, run_dir=run_dir.path)
-    run_dir.write_stats({"trainer": asdict(result.stats), "actors": [asdict(s) for s in result.actor_stats]})
-    return result
+    return replace(result, run_dir=run_dir.path)
+
+
+def _goals(trainer: AsyncTrainerConfig) -> Goals:
+    return Goals(
+        max_opts=trainer.max_opts,
+        max_env_steps=trainer.max_env_steps,
+        max_time_s=trainer.max_time_s,
+        target_score=trainer.target_score,
+    )
+
+
+class _Ended:
+    """Keeps the result of a run until everything is closed, then writes and reports it."""
+
+    def __init__(self, run_dir: RunDir, report: Report) -> None:
+        self._run_dir, self._report = run_dir, report
+        self._result: TrainResult | None = None
+
+    def note(self, result: TrainResult) -> None:
+        self._result = replace(result, run_dir=self._run_dir.path)
+
+    def tell(self) -> None:
+        if self._result is None:  # it failed before it began
+            return
+        stats, actors = asdict(self._result.stats), [asdict(s) for s in self._result.actor_stats]
+        try:
+            self._run_dir.write_stats({"trainer": stats, "actors": actors})
+        except OSError as error:  # such as a full disk: it must not hide how the run ended
+            log.error("%s: stats.json could not be written: %s", self._run_dir.path, error)
+        self._report(self._result)
 
 
 def train(
@@ -385,12 +392,23 @@ def _open_run(run_dir: Path | str, model: str) -> tuple[RunConfig, Path]:
     return RunConfig.load(run.path / "config.yaml"), run.model_path(model)
 
 
-def _require_possible(config: RunConfig) -> None:
+def _require_possible(config: RunConfig) -> EnvSpec:
     """Find out before anything is created whether items, agent and evaluation suit the environment."""
     spec = config.env.spec()
     config.step_processor.layout(spec)
     config.agent.build_actor(spec)
     spec.require_same_spaces(config.env.eval().spec())
+    return spec
+
+
+@contextmanager
+def _discarded_if_refused(run_dir: RunDir) -> Iterator[None]:
+    """Leave no run directory behind a run that never began, such as one for which the memory does not suffice."""
+    try:
+        yield
+    except (ConfigError, ResourceError):
+        run_dir.discard()
+        raise
 
 
 def _default_run_dir(config: RunConfig) -> Path:

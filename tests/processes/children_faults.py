@@ -55,7 +55,7 @@ class FaultEnv(FailingEnv):
         if me is not None and folder:
             note(folder, f"actor-{me}", os.getpid())
             if child:
-                note(folder, f"child-{me}", subprocess.Popen(["sleep", "600"]).pid)
+                note(folder, f"child-{me}", subprocess.Popen(["sleep", "600"], stderr=subprocess.DEVNULL).pid)
         super().__init__(where, how, at)
 
     def _fail_in(self, where: str) -> None:

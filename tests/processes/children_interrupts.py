@@ -19,7 +19,7 @@ class SlowEnv(CountEnv):
 
     Args:
         slow: Where it sleeps: ``describe``, ``build`` (in actors), ``evaluation`` (when it is built there), ``play``
-            (a step of an evaluation takes 10 ms, and an episode does not end), ``C`` (such a step sleeps in C).
+            (a step of an evaluation takes 10 ms, and an episode does not end), ``C`` (such a step waits in C for ever).
     """
 
     def __init__(self, slow: str = "") -> None:
@@ -28,19 +28,17 @@ class SlowEnv(CountEnv):
         self.actor = actor_id()
         self.describing = self.actor is None and multiprocessing.parent_process() is not None
         self.evaluating = self.actor is None and not self.describing
-        child = subprocess.Popen(["sleep", "600"])
-        self.child = child
-        if self.actor is not None:
-            note(self.folder, f"child-{self.actor}", child.pid)
-            note(self.folder, f"actor-{self.actor}", os.getpid())
-            self._sleep_if("build")
-        elif self.describing:
-            note(self.folder, f"child-{'describing'}", child.pid)
-            self._sleep_if("describe")
-        else:
-            note(self.folder, "child-evaluator", child.pid)
+        self.child: subprocess.Popen[bytes] | None = None
+        if self.evaluating:  # in the learner's process: what it starts is not outrider's to end
             note(self.folder, "building", 1)
             self._sleep_if("evaluation")
+            return
+        self.child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        name = "describing" if self.describing else self.actor
+        note(self.folder, f"child-{name}", self.child.pid)
+        if self.actor is not None:
+            note(self.folder, f"actor-{self.actor}", os.getpid())
+        self._sleep_if("describe" if self.describing else "build")
 
     def _sleep_if(self, slow: str) -> None:
         if self.slow == slow:
@@ -50,14 +48,15 @@ class SlowEnv(CountEnv):
         if self.evaluating and self.slow in ("play", "C"):
             note(self.folder, "evaluating", 1)
             if self.slow == "C":
-                ctypes.CDLL(None).pause()  # as long as signals are handled elsewhere, it goes on
-                while True:
-                    ctypes.CDLL(None).sleep(600)
+                mutex = ctypes.create_string_buffer(64)
+                for _ in range(2):  # the second never returns, signals or not
+                    ctypes.CDLL(None).pthread_mutex_lock(mutex)
             time.sleep(0.01)
         elif self.t == 1 and self.actor is not None:
             note(self.folder, f"stepped-{self.actor}", 1)
         return super().step(action)
 
     def close(self) -> None:
-        self.child.kill()
-        self.child.wait()
+        if self.child is not None:
+            self.child.kill()
+            self.child.wait()

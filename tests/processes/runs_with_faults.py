@@ -161,4 +161,7 @@ class Pythons:
     def close(self) -> None:
         for run in self.runs:
             run.kill()
-            run.communicate()
+            run.wait()
+            for pipe in (run.stdin, run.stdout, run.stderr):
+                if pipe is not None:
+                    pipe.close()

@@ -145,3 +145,37 @@ def test_no_actor_acts_with_a_mixed_model_in_a_hundred_thousand_actions(n_weight
     seen = actions(100_000, n_weights=n_weights, period_s=0.001)
     print(f"{n_weights} weights: {len(seen)} actions with {len(np.unique(seen[:, 3]))} versions")
     check(seen, least_versions=100)
+
+
+def test_no_actor_ever_acts_with_the_parameters_it_was_built_with() -> None:
+    """The learner's first parameters are 0, those of a policy just built -1; publication is late."""
+    env_class, agent_class = make_classes(100, 0.001)
+
+    class LateConfig(agent_class):  # type: ignore[misc]
+        def build(self, env_spec: EnvSpec, *, device: str = "cpu", seed: int = 0) -> Any:
+            agent = super().build(env_spec)
+            first_info, calls = agent.model_info, iter(range(10**9))
+
+            def late() -> tuple[int, ModelInfo]:
+                if next(calls) == 1:  # the first publication; before, only the layout was asked for
+                    time.sleep(1.0)
+                return first_info()  # type: ignore[no-any-return]
+
+            agent.model_info = late
+            return agent
+
+        def build_actor(self, env_spec: EnvSpec, *, seed: int = 0) -> Any:
+            policy = super().build_actor(env_spec)
+            policy.weights -= 1
+            return policy
+
+    env = GymEnvConfig(id=env_class)
+    seen: list[Array] = []
+    trainer = AsyncTrainerConfig(
+        max_opts=None, max_env_steps=2_000, eval_interval=0, warmup_period=500, samples_per_insert=None
+    )
+    parts = (SimpleStepProcessorConfig(), ColumnsConfig(seen), ActorManagerConfig(n_buffer=16), trainer)
+    train_async(LateConfig(), [LateConfig()] * 3, env, env, *parts, NullRecorder(), DefaultEvaluator(env))
+    rows = np.concatenate(seen)
+    assert rows[:, :2].min() == 0, "an actor did not wait for the learner's parameters"
+    assert (rows[:, 3] == 0).any()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -130,3 +133,19 @@ def test_without_a_ratio_both_sides_run_free_and_it_is_still_reported() -> None:
 def test_a_message_larger_than_a_batch_holds_nobody_up() -> None:
     stats, _ = run(64.0, 3, n_buffer=512, max_opts=1_000)
     assert stats.opt_steps == 1_000
+
+
+def test_waiting_for_the_warm_up_burns_no_time() -> None:
+    class SlowEnv(CountEnv):
+        def step(self, action: Any) -> Any:
+            time.sleep(0.01)
+            return super().step(action)
+
+    agents = [FakeAgentConfig(batch_size=32)]
+    env = GymEnvConfig(id=SlowEnv)
+    env.spec()
+    trainer = AsyncTrainerConfig(max_opts=1, warmup_period=200, eval_interval=0)
+    parts = (SimpleStepProcessorConfig(), SimpleReplayBufferConfig(capacity=500), ActorManagerConfig(), trainer)
+    busy_s, started = time.process_time(), time.monotonic()
+    train_async(agents[0], agents, env, env, *parts, NullRecorder(), DefaultEvaluator(env))
+    assert time.process_time() - busy_s < 0.4 * (time.monotonic() - started), "a loop that polls takes all of it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -148,6 +149,17 @@ def test_what_cannot_work_is_refused_in_one_line_before_a_run_begins(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("key", ["replay.capacity", "actors.n_slots"])
+def test_a_run_that_needs_too_much_memory_is_refused_and_leaves_no_directory(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "cartpole-dqn", f"--{key}=1_000_000_000_000", f"--run_dir={tmp_path / 'run'}"]) == 2
+    shown = capsys.readouterr().err
+    assert "GB of memory" in shown
+    assert shown.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_short_way_trains_in_one_call(tmp_path: Path) -> None:
     result = outrider.train(
         env="CartPole-v1",
@@ -186,3 +198,44 @@ def test_pong_runs_on_frames_and_is_evaluated_in_whole_games(tmp_path: Path) -> 
     score = re.search(r"Score of model last over 1 episodes: (-?\d+)", command("eval", run_dir, "--episodes=1").stdout)
     assert score is not None
     assert -21 <= int(score[1]) <= -15
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_an_interrupted_run_reports_what_it_did(mode: str, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    arguments = ("cartpole-dqn", f"--trainer.mode={mode}", "--trainer.eval_interval=0", f"--run_dir={run_dir}")
+    call = [sys.executable, "-m", "outrider", "train", *arguments, "--trainer.flush_record_interval=10"]
+    with subprocess.Popen(call, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        running.stdout.readline()  # of progress: it trains
+        running.send_signal(signal.SIGINT)
+        shown = running.communicate(timeout=30)[0]
+    assert running.returncode == 130
+    assert re.search(STATS, shown), shown
+    stats = json.loads((run_dir / "stats.json").read_text())
+    assert stats["trainer"]["stopped_by"] == "SIGINT"
+    assert stats["trainer"]["opt_steps"] > 0
+    assert sum(actor["samples"] for actor in stats["actors"]) >= stats["trainer"]["samples"]
+
+
+def test_a_run_that_fails_reports_what_it_did_too(tmp_path: Path) -> None:
+    class Failing(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def __init__(self) -> None:
+            super().__init__(gymnasium.make("CartPole-v1"))
+            self.steps = 0
+
+        def step(self, action: Any) -> Any:
+            self.steps += 1
+            if self.steps == 400:
+                raise ValueError("as asked")
+            return super().step(action)
+
+    reported: list[outrider.TrainResult] = []
+    given = {"env": outrider.GymEnvConfig(id=Failing), "recorder.console": "off", "run_dir": str(tmp_path / "run")}
+    with pytest.raises(outrider.ActorFailed, match="as asked"):
+        outrider.run(outrider.RunConfig.from_sources("cartpole-dqn", given), report=reported.append)
+    (result,) = reported
+    assert result.stats.stopped_by == "error"
+    assert result.run_dir == tmp_path / "run"
+    stats = json.loads((tmp_path / "run" / "stats.json").read_text())
+    assert stats["trainer"]["samples"] == result.stats.samples > 0

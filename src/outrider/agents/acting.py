@@ -149,7 +149,7 @@ class ActingPolicy(ABC):
         self._exploring = True
 
     def eval(self) -> None:
-        """Act for evaluation from now on: with the same random numbers each time, so equal policies score alike."""
+        """Act for evaluation from now on, with the same random numbers each time: equal policies score alike."""
         self._exploring = False
         self._eval_rng = np.random.default_rng(self._seed)
 

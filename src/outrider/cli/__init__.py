@@ -13,7 +13,14 @@ from collections.abc import Callable, Sequence
 from outrider.cli import evaluate, resume, train
 from outrider.cli import presets as presets_verb
 from outrider.config import did_you_mean
-from outrider.errors import CheckpointError, ConfigError, Interrupted, OutriderError, RunDirError
+from outrider.errors import (
+    CheckpointError,
+    ConfigError,
+    Interrupted,
+    OutriderError,
+    ResourceError,
+    RunDirError,
+)
 from outrider.interrupts import Interrupts
 from outrider.version import __version__
 
@@ -59,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with Interrupts():
             return _dispatch(arguments)
-    except (CheckpointError, ConfigError, RunDirError) as error:
+    except (CheckpointError, ConfigError, ResourceError, RunDirError) as error:
         return _fail(" ".join(str(error).split()), 2)
     except Interrupted as error:
         print(f"outrider: {error}", file=sys.stderr)

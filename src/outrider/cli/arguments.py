@@ -30,7 +30,8 @@ class Parser(argparse.ArgumentParser):
             raise ConfigError(self.prog, missing[1], "nothing")
         if unknown := re.fullmatch(r"unrecognized arguments: (.*)", message):
             if not unknown[1].startswith("--"):
-                raise ConfigError(self.prog, "no more arguments", unknown[1])
+                meant = f" (did you mean --{unknown[1]}?)" if re.match(r"[a-z_]+[\w.]*=", unknown[1]) else ""
+                raise ConfigError(self.prog, "no more arguments", unknown[1] + meant)
             options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
             raise ConfigError(self.prog, f"options among {', '.join(options)}", unknown[1])
         if value := re.fullmatch(r"argument (\S+?)(?:/\S+)?: expected (.*)", message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from outrider.cli.arguments import Parser, import_from_here, integer
-from outrider.cli.train import split, tell
+from outrider.cli.train import show, split
 
 EPILOG = """\
 The newest checkpoint that is whole is taken; a run that has none yet starts from the beginning. Metrics, counters and
@@ -40,5 +40,5 @@ def main(arguments: list[str]) -> int:
     from outrider.wiring import resume
 
     argv = ["outrider", "resume", *arguments]
-    tell(resume(Path(parsed.run_dir), parse_overrides(options), checkpoint=checkpoint, argv=argv))
+    resume(Path(parsed.run_dir), parse_overrides(options), checkpoint=checkpoint, argv=argv, report=show)
     return 0

@@ -18,7 +18,7 @@ keys:
 examples:
   outrider train cartpole-dqn
   outrider train cartpole-dqn --trainer.target_score=475 --actors.n_actors=4 --seed=1
-  outrider train dqn --env.id=LunarLander-v3 --agent.lr=3e-4 --run_dir=runs/lunar
+  outrider train dqn --env.id=Acrobot-v1 --agent.lr=3e-4 --run_dir=runs/acrobot
   outrider train sac --env.id=my_package:MyEnv-v0 --env.kwargs='{size: 3}'
   outrider train my_run.yaml --env.class=my_package.my_env:MyEnvConfig
 """
@@ -54,19 +54,21 @@ def main(arguments: list[str]) -> int:
 
     from outrider.wiring import run
 
-    tell(run(config, argv=["outrider", "train", *arguments]))
+    run(config, argv=["outrider", "train", *arguments], report=show)
     return 0
 
 
-def tell(result: TrainResult) -> None:
-    """Print what a run came to."""
+def show(result: TrainResult) -> None:
+    """Print the statistics of both sides; also of a run that was interrupted or failed."""
     from outrider.actor import actor_stats_fmt
 
     print("Stats of async trainer")
     print(result.stats.fmt())
     print("Stats of generated samples in actors")
     print(actor_stats_fmt(result.actor_stats))
-    print(f"Run directory: {result.run_dir}")
+    best = result.stats.best_score
+    print(f"Ended by {result.stats.stopped_by}" + ("" if best is None else f", best score {best:g}"))
+    print(f"Run directory: {result.run_dir}", flush=True)
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:

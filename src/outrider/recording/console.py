@@ -26,6 +26,8 @@ MAX_WIDTH = 120
 THREE_COLUMNS = 108
 """Columns of the terminal from which three figures fit beside each other."""
 REFRESH_S = 0.5
+PLAIN_INTERVAL_S = 30.0
+"""Without a terminal there is a line at least this often, also in a long warm-up or between slow opt steps."""
 CLOSE_TIMEOUT_S = 5.0
 """For a terminal that takes no output, such as one stopped by Ctrl-S."""
 
@@ -125,7 +127,8 @@ class ConsoleRecorder(NullRecorder):
     """Shows how the run is getting on.
 
     On a terminal a few lines are redrawn in place; ordinary output and tracebacks appear above them. Elsewhere
-    each flush prints one line. The live display shows axes and evaluations as soon as they are stored.
+    each flush prints one line, and half a minute without one does. The live display shows axes and evaluations as
+    soon as they are stored.
     Keeps no models.
 
     Process: the learner.
@@ -158,6 +161,8 @@ class ConsoleRecorder(NullRecorder):
         self._live: Live | None = None
         self._ended = threading.Event()
         self._closed = False
+        self._printed: int | None = None  # opt steps of the last plain line
+        self._printed_at = time.monotonic()
 
     def store(self, record: Record) -> None:
         """Take metrics; axes and evaluations are shown at once, everything else at the next flush."""
@@ -166,6 +171,8 @@ class ConsoleRecorder(NullRecorder):
         now: Line = {name: value for name in at_once if isinstance(value := record[name], int | float)}
         if now:
             self._progress.update(now)
+        if self._plain and time.monotonic() - self._printed_at >= PLAIN_INTERVAL_S:
+            self._print(plain_line(self._progress, now))
         self._show()
 
     def flush(self, step: int) -> None:
@@ -174,13 +181,16 @@ class ConsoleRecorder(NullRecorder):
         if line is None or self._closed:
             return
         self._progress.update(line)
-        if self._plain:
+        if self._plain and (step != self._printed or "eval/mean_reward" in line):
             self._print(plain_line(self._progress, line))
+            self._printed = step
         self._show()
 
     def _print(self, text: str) -> None:
+        self._printed_at = time.monotonic()
         try:
-            print(text, file=self._file, flush=True)
+            self._file.write(f"{text}\n")  # in one piece, so that nothing from elsewhere comes in between
+            self._file.flush()
         except (OSError, ValueError):  # a closed pipe or file: nobody reads any more, and that ends no training
             self._closed = True
 

@@ -136,13 +136,14 @@ class Aggregate:
         self._start = time.monotonic()
 
     def add(self, record: Record) -> None:
-        """Take the values of a record."""
+        """Take the values of a record. What is neither a number nor an array of numbers is kept as its text."""
         for name, value in record.items():
-            if isinstance(value, str):
-                self._values[name] = value
-                continue
+            if hasattr(value, "detach"):  # a loss that somebody forgot to turn into a number
+                value = value.detach().cpu()
             array = np.asarray(value)
-            if array.size == 1:
+            if array.dtype.kind not in "biuf":
+                self._values[name] = str(value)
+            elif array.size == 1:
                 self._add(name, array.item())
             elif array.size:
                 for part, number in (("mean", array.mean()), ("min", array.min()), ("max", array.max())):
