@@ -36,14 +36,18 @@ def _held() -> set[str]:
 
 
 def _used_by_others() -> set[str]:
-    """Shared-memory files of other programs on this machine, which are alive and not ours to judge."""
+    """Shared-memory files of other programs on this machine, which are alive and not ours to judge.
+
+    Told by their inodes: a semaphore is mapped under another name than it has.
+    """
     ours = {os.getpid(), *(p.pid for p in psutil.Process().children(recursive=True))}
-    used: set[str] = set()
-    for process in psutil.process_iter():
-        if process.pid not in ours:
-            with suppress(psutil.Error):
-                used |= {m.path for m in process.memory_maps() if m.path.startswith("/dev/shm/")}
-    return used
+    mapped: set[int] = set()
+    for pid in psutil.pids():
+        if pid not in ours:
+            with suppress(OSError):
+                lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+                mapped |= {int(line.split()[4]) for line in lines if " /dev/shm/" in line}
+    return {file.path for file in os.scandir("/dev/shm") if file.inode() in mapped}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -211,7 +211,7 @@ def test_impossible_values_are_refused(kwargs: dict[str, Any], words: str):
 
 def test_without_ale_py_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ale_py", None)
-    with pytest.raises(ConfigError, match=r"env\.id: expected installed Atari games .*outrider\[atari\]"):
+    with pytest.raises(ConfigError, match=r"env\.id: expected installed Atari games .*pip install ale-py"):
         AtariEnvConfig().build(0, 1)
 
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -63,3 +65,20 @@ def test_every_page_is_in_the_navigation() -> None:
     tomllib.loads(text)
     listed = set(re.findall(r'"([\w/.-]+\.md)"', text))
     assert listed == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+
+
+def blocks(page: str) -> list[str]:
+    """The blocks of Python of a page that can be run; those that show a part of something are left out."""
+    found = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [block for block in found if "MyAgent(self" not in block]
+
+
+def test_the_parts_in_the_page_on_extending_keep_their_contracts(tmp_path: Path) -> None:
+    env = """
+from outrider.testing import check_env_config
+check_env_config(GymEnvConfig(id=MyEnv, kwargs={"size": 3}))
+"""
+    script = tmp_path / "extending.py"
+    script.write_text("\n".join([*blocks("extending.md"), env]), encoding="utf-8")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=110, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -101,8 +101,9 @@ def start_process(target: Callable[..., object], args: Sequence[Any] = (), name:
 
 
 def _ensure_server() -> None:
-    from multiprocessing import forkserver
+    from multiprocessing import forkserver, resource_tracker
 
+    resource_tracker.ensure_running()  # a part of what follows that would end with the signal unblocked
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
     # Its processes begin with this mask: no Ctrl-C hits one before it has said that it ignores them.
     former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

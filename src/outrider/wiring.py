@@ -306,7 +306,8 @@ class _Ended:
     def tell(self) -> None:
         if self._result is None:  # it failed before it began
             return
-        stats, actors = asdict(self._result.stats), [asdict(s) for s in self._result.actor_stats]
+        stats = asdict(self._result.stats)
+        actors = [asdict(s) | {"state": s.state.name.lower()} for s in self._result.actor_stats]
         try:
             self._run_dir.write_stats({"trainer": stats, "actors": actors})
         except OSError as error:  # such as a full disk: it must not hide how the run ended
@@ -372,12 +373,12 @@ def evaluate_run(run_dir: Path | str, model: str = "best", episodes: int = 10, s
         return evaluator.evaluate(agent)
 
 
-def load_policy(run_dir: Path | str, model: str = "best") -> LoadedPolicy:
+def load_policy(run_dir: Path | str, model: str | None = None) -> LoadedPolicy:
     """A policy that a run has learned, for one observation or a batch.
 
     Args:
         run_dir: The run directory; it may be in use.
-        model: ``best``, ``last`` or a number of opt steps.
+        model: ``best``, ``last`` or a number of opt steps; None: ``best``, or ``last`` where nothing was evaluated.
 
     Raises:
         RunDirError: It is no run directory, or has no such model.
@@ -387,9 +388,9 @@ def load_policy(run_dir: Path | str, model: str = "best") -> LoadedPolicy:
     return LoadedPolicy(build_saved(config.agent, spec, path), spec)
 
 
-def _open_run(run_dir: Path | str, model: str) -> tuple[RunConfig, Path]:
+def _open_run(run_dir: Path | str, model: str | None) -> tuple[RunConfig, Path]:
     run = RunDir.open(run_dir, lock=False)
-    return RunConfig.load(run.path / "config.yaml"), run.model_path(model)
+    return RunConfig.load(run.path / "config.yaml"), run.model_path(model or run.default_model())
 
 
 def _require_possible(config: RunConfig) -> EnvSpec:

@@ -30,7 +30,7 @@ from outrider.wiring import TrainResult, train_async
 HERE = Path(__file__).parent
 
 
-def noted(folder: Path, pattern: str, n: int = 1, timeout_s: float = 20.0) -> list[float]:
+def noted(folder: Path, pattern: str, n: int = 1, timeout_s: float = 35.0) -> list[float]:
     """Wait for n such notes, and read them."""
     deadline = time.monotonic() + timeout_s
     while len(files := [f for f in folder.glob(pattern) if f.suffix != ".tmp"]) < n:

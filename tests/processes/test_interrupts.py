@@ -59,8 +59,12 @@ def pids(folder: Path) -> list[float]:
     return [float(f.read_text()) for pattern in ("actor-*", "child-*") for f in folder.glob(pattern)]
 
 
-def in_start_up(folder: Path) -> None:
-    time.sleep(0.7)  # torch is being imported
+def in_start_up(run: subprocess.Popen[str]) -> None:
+    """Wait until the command handles SIGTERM; it goes on to import torch."""
+    deadline = time.monotonic() + 30
+    while not int(Path(f"/proc/{run.pid}/status").read_text().split("SigCgt:")[1].split()[0], 16) >> 14 & 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def in_description(folder: Path) -> None:
@@ -128,7 +132,7 @@ def test_a_signal_ends_the_run_in_order_at_every_stage(
 
 def test_ctrl_c_while_the_command_starts_up_ends_it(start: Start, tmp_path: Path) -> None:
     run = start()
-    in_start_up(tmp_path)
+    in_start_up(run)
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=30)
     assert (run.returncode, err) == (130, "outrider: stopped by SIGINT\n")

@@ -74,6 +74,7 @@ def test_a_run_directory_has_everything(cartpole: tuple[Path, str]) -> None:
     stats = json.loads((run_dir / "stats.json").read_text())
     assert stats["trainer"]["opt_steps"] == 60
     assert stats["trainer"]["stopped_by"] == "max_opts"
+    assert [actor["state"] for actor in stats["actors"]] == ["finished"] * 2
 
 
 def test_every_line_of_the_metrics_has_the_three_axes(cartpole: tuple[Path, str]) -> None:
@@ -135,6 +136,7 @@ def test_a_used_run_directory_is_refused(cartpole: tuple[Path, str]) -> None:
         (("dqn", "--env.id=Pendulum-v1"), "agent"),
         (("sac", "--env.id=CartPole-v1"), "agent"),
         (("dqn", "--env.id=children_envs:TupleEnv"), "env.observation_space"),
+        (("sac", "--env.id=children_envs:UnboundedEnv"), "env.action_space"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line_before_a_run_begins(
@@ -170,6 +172,8 @@ def test_the_short_way_trains_in_one_call(tmp_path: Path) -> None:
         recorder={"console": "off"},
     )
     assert result.stats.opt_steps == 30
+    policy = outrider.load_policy(tmp_path / "run")  # the last model, since nothing was evaluated
+    assert policy.sample(np.zeros(4, np.float32)) in (0, 1)
     assert [s.actor_id for s in result.actor_stats] == [0, 1]
     assert result.run_dir == tmp_path / "run"
 

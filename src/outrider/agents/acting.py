@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
 
 from outrider.agents.flat import PARAMS, FlatParameters
@@ -185,7 +185,8 @@ def save_module(params: FlatParameters, path: Path) -> None:
     """Write a module's tensors under their own names to ``path/model.safetensors``."""
     # safetensors refuses views of one storage: each becomes a tensor of its own
     tensors = {name: value.detach().cpu().clone() for name, value in params.module.state_dict().items()}
-    save_file(tensors, Path(path) / MODEL_FILE)
+    # A file that safetensors writes itself only its owner may read.
+    (Path(path) / MODEL_FILE).write_bytes(save(tensors))
 
 
 def load_module(params: FlatParameters, path: Path) -> None:

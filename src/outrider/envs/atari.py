@@ -87,7 +87,7 @@ class AtariEnvConfig(Config):
 
     def _game(self) -> str:
         """Name of the ROM."""
-        import_or_refuse("ale_py", "env.id", "installed Atari games (pip install 'outrider[atari]')")
+        import_or_refuse("ale_py", "env.id", "installed Atari games (pip install ale-py)")
         from ale_py import roms
 
         name = re.sub(r"-v\d+$", "", self.id.removeprefix("ALE/"))

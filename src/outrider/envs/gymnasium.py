@@ -35,12 +35,8 @@ class GymEnvConfig(Config):
     """Any Gymnasium environment, n of them at a time.
 
     Attributes:
-        id: One of
-
-            - a Gymnasium id ``[module:][namespace/]Name-vN``; the module is imported and registers it;
-            - an import path ``my_package.my_env:MyEnv`` of a class or a callable;
-            - in Python, the class or callable itself.
-
+        id: A Gymnasium id ``[module:][namespace/]Name-vN``, whose module is imported and registers it; or the import
+            path ``my_package.my_env:MyEnv`` of a class or a callable; or, in Python, the class or callable itself.
             A callable returns a ``gymnasium.Env``, or a Gymnasium vector environment (it is given ``num_envs`` if it
             has such a parameter). Ids that the calling program has registered itself travel along to the actors.
         kwargs: Arguments for it.
@@ -172,7 +168,7 @@ class GymEnvConfig(Config):
             if name not in gymnasium.registry and all(part.isidentifier() for part in name.split(".")):
                 return self._attribute(found, name)
         elif name.startswith("ALE/"):
-            import_or_refuse("ale_py", "env.id", "installed Atari games (pip install 'outrider[atari]')")
+            import_or_refuse("ale_py", "env.id", "installed Atari games (pip install ale-py)")
         try:
             return gymnasium.spec(name)
         except gymnasium.error.Error as error:
