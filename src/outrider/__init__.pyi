@@ -51,6 +51,7 @@ from .errors import ActorFailed as ActorFailed
 from .errors import BadData as BadData
 from .errors import ChannelClosed as ChannelClosed
 from .errors import ChannelError as ChannelError
+from .errors import CheckpointError as CheckpointError
 from .errors import ConfigError as ConfigError
 from .errors import EnvFailed as EnvFailed
 from .errors import Interrupted as Interrupted

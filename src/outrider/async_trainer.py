@@ -166,6 +166,7 @@ class AsyncTrainer:
         recorder: Recorder,
         evaluator: Evaluator,
         guard_init_env: InitGuard | None = None,
+        *,
         checkpoints: Checkpoints | None = None,
     ) -> AsyncTrainStat:
         """Train until a stop condition holds.

@@ -14,6 +14,7 @@ from outrider.recording import rewind
 from outrider.run_config import RunConfig, differences
 from outrider.run_dir import RunDir
 from outrider.run_state import restore_agent
+from outrider.state_files import PackedState
 
 
 def new_config(run_dir: RunDir, overrides: Mapping[str, Any]) -> RunConfig:
@@ -76,9 +77,17 @@ def incarnations(checkpoints: Checkpoints | None) -> list[int]:
     return [incarnation + 1 for incarnation, _ in checkpoints.resumed.state["counters"]["actors"]]
 
 
-def restore(learner: Learner, checkpoints: Checkpoints | None) -> None:
-    """Give the learner everything that the checkpoint has; says what cannot be restored."""
-    if checkpoints is not None and checkpoints.resumed is not None:
+def prepare(learner: Learner, checkpoints: Checkpoints | None) -> None:
+    """Give the learner everything that the checkpoint has; says what cannot be restored.
+
+    Raises:
+        CheckpointError: The agent cannot take its state, or has one that no checkpoint can store.
+    """
+    if checkpoints is None:
+        return
+    if checkpoints.config.keep:
+        PackedState({"agent": learner.agent.state_dict()})  # a trial: hours later it would be too late
+    if checkpoints.resumed is not None:
         for note in learner.restore(checkpoints.resumed):
             announce(note)
         checkpoints.resumed.state.clear()  # or it would stay in memory beside what was made of it

@@ -266,6 +266,7 @@ class Trainer:
         recorder: Recorder,
         evaluator: Evaluator,
         guard_init_env: InitGuard | None = None,
+        *,
         checkpoints: Checkpoints | None = None,
     ) -> AsyncTrainStat:
         """Train until a stop condition holds. Arguments as :meth:`outrider.async_trainer.AsyncTrainer.train`."""

@@ -105,7 +105,7 @@ def train_async(
 
     Raises:
         ConfigError: Something that cannot work, before any process was started.
-        CheckpointError: The agent cannot go on from the checkpoint.
+        CheckpointError: The agent has a state that cannot be stored, or cannot take that of the checkpoint.
         ActorFailed: An actor ended before it was asked to; carries its traceback.
         Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
     """
@@ -135,12 +135,12 @@ def train_async(
             stop,
             seed=seed,
         )
-        resuming.restore(trainer.learner, checkpoints)
+        resuming.prepare(trainer.learner, checkpoints)
         interrupts.request, interrupts.busy = trainer.request_stop, lambda: trainer.learner.looping
         try:
             with actors:
                 actors.run(guard)
-                trainer.train(recorder, evaluator, guard, checkpoints)
+                trainer.train(recorder, evaluator, guard, checkpoints=checkpoints)
         except ActorFailed:
             interrupts.check()  # who stops a whole process group stops the actors, too, maybe before the learner looks
             raise
@@ -181,7 +181,7 @@ def train_sync(
             bad_data=actor_man_config.bad_data,
             seed=seed,
         )
-        resuming.restore(trainer.learner, checkpoints)
+        resuming.prepare(trainer.learner, checkpoints)
         interrupts.request, interrupts.busy = trainer.request_stop, lambda: trainer.learner.looping
         try:
             trainer.train(recorder, evaluator, checkpoints=checkpoints)
