@@ -30,6 +30,7 @@ file; the `config.yaml` of a run directory is one too.
 - **Classes.** A section that may hold several classes has the key `class`: a short name from below, or the import
   path of an own dataclass, `my_package.my_env:MyEnvConfig`. `--agent=sac` is short for `--agent.class=sac`. A class
   other than the one in the file begins its section anew: the old class's keys are dropped, overrides stay.
+  `agent.explorer` is told by its keys instead; `--agent.explorer='{temperature: 2}'` replaces all of them.
 - **Format.** Files carry `format_version: 1`. Scalars are those of YAML 1.2: `3e-4` is a number, `no` is a string.
 """
 

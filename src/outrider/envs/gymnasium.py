@@ -65,7 +65,8 @@ class GymEnvConfig(Config):
         if isinstance(self.id, str) and self.id.startswith("__main__:"):
             # Saved by a script, and loaded by one: children have another main module, so the class goes along.
             found = getattr(sys.modules["__main__"], self.id.partition(":")[2], None)
-            require(callable(found), "id", "the name of a class or callable in __main__", repr(self.id))
+            expected = "a class or callable in a module, or in the script that is running"
+            require(callable(found), "id", expected, repr(self.id))
             object.__setattr__(self, "id", found)
         steps = self.max_episode_steps
         require(steps is None or steps > 0, "max_episode_steps", "a positive number or none", steps)
