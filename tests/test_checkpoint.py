@@ -8,6 +8,7 @@ import json
 import math
 import pickle
 import random
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -418,11 +419,24 @@ def test_what_a_killed_run_left_half_written_is_removed(tmp_path: Path) -> None:
     (tmp_path / "replay" / "0-10-ffff.npy").write_bytes(b"x")
     (tmp_path / "replay" / ".new").write_bytes(b"x")
     (tmp_path / "9.set-aside").mkdir()
+    shutil.copytree(tmp_path / "1", tmp_path / ".1.old")
     with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
         checkpoints.start(buffer_of(0))
     assert {path.name for path in tmp_path.iterdir()} == {"1", "replay", "9.set-aside"}
     assert len(list((tmp_path / "replay").iterdir())) == 1
     read_checkpoint(tmp_path / "1")
+
+
+def test_a_checkpoint_that_was_being_replaced_is_the_old_one(tmp_path: Path) -> None:
+    take(tmp_path, moment(0))
+    (tmp_path / "0").rename(tmp_path / ".0.old")  # and then the machine stopped
+    found, damages = newest_checkpoint(tmp_path)
+    assert (found is not None, damages) == (True, [])
+    take(tmp_path, moment(0, env_steps=9))
+    found, _ = newest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.moment.env_steps == 9
+    assert not (tmp_path / ".0.old").exists()
 
 
 def test_a_failure_is_said_once_and_the_last_good_checkpoint_stays(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,11 @@ AGENTS: dict[str, Any] = {
 ENVS = {"dqn": "CartPole-v1", "sac": "Pendulum-v1"}
 
 
-def config(path: Path, agent: str = "dqn", **overrides: Any) -> RunConfig:
+def config(path: Path, name: str = "dqn", **overrides: Any) -> RunConfig:
     small = {
         "run_dir": str(path),
-        "env.id": ENVS[agent],
-        "agent": AGENTS[agent],
+        "env.id": ENVS[name],
+        "agent": AGENTS[name],
         "actors.n_actors": 2,
         "actors.n_envs": 2,
         "replay.capacity": 300,
@@ -180,6 +181,23 @@ def test_what_cannot_go_on_is_refused_and_changes_nothing(change: dict[str, Any]
         resume(tmp_path, change)
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
     assert after == before
+
+
+class ForgetfulConfig(DqnConfig):
+    """Its agent keeps something that no checkpoint can hold."""
+
+    def build(self, env_spec: Any, *, device: str = "cpu", seed: int = 0) -> Any:
+        agent: Any = super().build(env_spec, device=device, seed=seed)
+        state_dict = agent.state_dict
+        agent.state_dict = lambda: {**state_dict(), "own": {"lock": threading.Lock()}}
+        return agent
+
+
+def test_a_state_that_cannot_be_stored_is_refused_before_a_run_begins(tmp_path: Path) -> None:
+    own = config(tmp_path / "run", agent=ForgetfulConfig(hidden=(16,), batch_size=32))
+    with pytest.raises(CheckpointError, match=r"state agent\.own\.lock: expected .*, got _thread.lock"):
+        run(own)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_without_a_checkpoint_starts_from_the_beginning(

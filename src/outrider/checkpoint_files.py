@@ -212,9 +212,11 @@ def set_newer_aside(folder: Path, opt_steps: int) -> list[Path]:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what a run that was killed has left half written, or half deleted."""
-    for path in (*folder.glob(".*.new"), *folder.glob("[0-9]*")):
-        if path.suffix == ".new" or (path.name.isdigit() and not (path / MANIFEST).exists()):
+    """Delete what a run that was killed has left half written, half replaced or half deleted."""
+    for path in (*folder.glob(".*.new"), *folder.glob("[0-9]*"), *folder.glob(".*.old")):
+        replaced = path.suffix == ".old" and (folder / path.stem[1:] / MANIFEST).exists()
+        torn = path.name.isdigit() and not (path / MANIFEST).exists()
+        if path.suffix == ".new" or replaced or torn:
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -33,7 +33,7 @@ from outrider.core import (
 )
 from outrider.data import Record
 from outrider.envs.gymnasium import GymEnvConfig
-from outrider.errors import ActorFailed, ConfigError, ResourceError
+from outrider.errors import ActorFailed, CheckpointError, ConfigError, ResourceError
 from outrider.evaluation import DefaultEvaluator
 from outrider.flags import InitGuard, StopFlag
 from outrider.interrupts import Interrupts
@@ -407,7 +407,7 @@ def _discarded_if_refused(run_dir: RunDir) -> Iterator[None]:
     """Leave no run directory behind a run that never began, such as one for which the memory does not suffice."""
     try:
         yield
-    except (ConfigError, ResourceError):
+    except (CheckpointError, ConfigError, ResourceError):
         run_dir.discard()
         raise
 

@@ -104,6 +104,17 @@ def test_a_run_stopped_by_ctrl_c_goes_on(start: Start, tmp_path: Path) -> None:
     assert (run_dir / "command.txt").read_text().count("\n") == 2
 
 
+def test_a_run_stopped_before_it_began_begins(start: Start, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run = start("train", "cartpole-dqn", *OPTIONS, f"--run_dir={run_dir}")
+    wait_until(lambda: (run_dir / "config.yaml").exists(), run)
+    run.send_signal(signal.SIGINT)
+    finished(run, 130)
+    finished(start("resume", run_dir, "--trainer.max_opts=10"))
+    assert metrics(run_dir)[-1]["opt_steps"] == 10
+    require_one_axis(run_dir)
+
+
 def test_a_run_stopped_in_its_warm_up_goes_on_with_it(start: Start, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     warm_up = ("--trainer.warmup_period=900_000", "--replay.capacity=900_000")

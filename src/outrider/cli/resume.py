@@ -6,6 +6,7 @@ from pathlib import Path
 
 from outrider.cli.arguments import Parser, import_from_here, integer
 from outrider.cli.train import show, split
+from outrider.config import require
 
 EPILOG = """\
 The newest checkpoint that is whole is taken; a run that has none yet starts from the beginning. Metrics, counters and
@@ -29,9 +30,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
     parser.add_argument("--checkpoint", metavar="N", help="opt steps of another checkpoint to go on from")
     parser.usage = "outrider resume RUN_DIR [--dotted.override=value ...] [--checkpoint=N]"
-    chosen = [a for a in arguments if a.startswith("--checkpoint=")]
-    own, options = split([a for a in arguments if a not in chosen])
-    parsed = parser.parse_args([*own, *chosen])
+    parsed, rest = parser.parse_known_args(arguments)
+    own, options = split(rest)
+    require(not own, "outrider resume", "no more arguments", " ".join(own))
     checkpoint = None if parsed.checkpoint is None else integer(parsed.checkpoint, "--checkpoint", least=0)
     import_from_here()
 
