@@ -12,6 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test measures speed, on a busy machine either: no deadlines, also where a test has no settings of its own.
+settings.register_profile("outrider", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("outrider")
 
 # Children get the parent's sys.path: functions they run live in modules beside their tests, found by plain name.
 sys.path.append(str(Path(__file__).parent / "processes"))

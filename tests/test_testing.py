@@ -256,7 +256,10 @@ class Widens(RowsBuffer):
         (RowsConfig(kind=Forgets), "load_state_dict must restore rows and counters"),
         (RowsConfig(kind=Miscounts), "sampled must count the rows drawn: 16, it says 17"),
         (RowsConfig(kind=Widens), r"a batch: obs must be \[16, 3\] float32, it is \[16, 3\] float64"),
-        (RowsConfig(refuses=False), "must refuse frames with LayoutMismatch, if it stores transitions"),
+        (
+            RowsConfig(refuses=False),
+            "must refuse frames, in accepts.. or with LayoutMismatch, if it stores transitions",
+        ),
     ],
 )
 def test_a_broken_replay_buffer_is_told_so(config: Any, words: str):

@@ -16,7 +16,7 @@ from outrider.data import Record
 from outrider.errors import Unbound
 from outrider.evaluation import attended
 from outrider.flags import InitGuard, StopFlag
-from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner
+from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner, build_buffer
 from outrider.model_sync import ModelSender
 from outrider.seeding import Role, derive
 from outrider.statistics import Counters
@@ -153,7 +153,7 @@ class AsyncTrainer:
         agent = agent_config.build(
             env_spec, device=getattr(agent_config, "device", "cpu"), seed=derive(seed, Role.LEARNER)
         )
-        buffer = replay_buffer_config.build(item_receiver.layout)
+        buffer = build_buffer(replay_buffer_config, item_receiver.layout)
         model_sender.bind(agent.model_info()[1], backend=item_receiver.backend)
         return cls(async_trainer_config, agent, buffer, item_receiver, model_sender, stop)
 

@@ -188,6 +188,10 @@ class ReplayBuffer(ExperienceBuffer, Protocol):
         """Rows that can be drawn now."""
         ...
 
+    def accepts(self, layout: Layout) -> bool:
+        """Whether it can store rows of this layout; asked once, when it was built."""
+        ...
+
     def batch(self, size: int) -> Batch:
         """Draw `size` rows with replacement. The arrays are reused by the next call."""
         ...

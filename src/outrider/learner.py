@@ -18,8 +18,9 @@ from outrider.balance import Balance
 from outrider.checkpoint import CheckpointConfig, Checkpoints
 from outrider.checkpoint_files import Checkpoint, Moment
 from outrider.config import Config, require
-from outrider.core import Agent, Evaluator, Recorder, ReplayBuffer
-from outrider.data import Record
+from outrider.core import Agent, Evaluator, Recorder, ReplayBuffer, ReplayBufferConfig
+from outrider.data import Layout, Record
+from outrider.errors import LayoutMismatch
 from outrider.model_sync import ModelSender
 from outrider.run_state import Resumable, capture, restore
 from outrider.statistics import Counters, Meter
@@ -405,6 +406,19 @@ class Learner:
             best_score=self.best_score,
             stopped_by=self.stopped_by,
         )
+
+
+def build_buffer(config: ReplayBufferConfig, layout: Layout) -> ReplayBuffer:
+    """Build the replay buffer for these items.
+
+    Raises:
+        LayoutMismatch: It cannot store them.
+    """
+    buffer = config.build(layout)
+    if not buffer.accepts(layout):
+        columns = ", ".join(map(str, layout.fields))
+        raise LayoutMismatch(f"{type(buffer).__name__} cannot store the step processor's {layout.kind}: {columns}")
+    return buffer
 
 
 def _due(n: int, interval: int) -> bool:

@@ -25,7 +25,7 @@ from outrider.data import Episode, Items, Record, column_names, n_rows
 from outrider.evaluation import attended
 from outrider.flags import InitGuard
 from outrider.health import BadDataPolicy, RowHealth
-from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner
+from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner, build_buffer
 from outrider.model_sync import ModelSnapshot, model_channel
 from outrider.sampling import Sampler, require_same_discount
 from outrider.seeding import Role, derive, env_seeds
@@ -240,7 +240,7 @@ class Trainer:
         spec.require_same_spaces(env_config_eval.spec())
         agent = agent_config.build(spec, device=getattr(agent_config, "device", "cpu"), seed=derive(seed, Role.LEARNER))
         layout = step_proc_config.layout(spec)
-        buffer = replay_buffer_config.build(layout)
+        buffer = build_buffer(replay_buffer_config, layout)
         sender, receiver = model_channel()
         sender.bind(agent.model_info()[1], backend="threads")
         players: list[Player] = []

@@ -373,24 +373,26 @@ def evaluate_run(run_dir: Path | str, model: str = "best", episodes: int = 10, s
         return evaluator.evaluate(agent)
 
 
-def load_policy(run_dir: Path | str, model: str | None = None) -> LoadedPolicy:
+def load_policy(run_dir: Path | str, model: str = "best") -> LoadedPolicy:
     """A policy that a run has learned, for one observation or a batch.
 
     Args:
         run_dir: The run directory; it may be in use.
-        model: ``best``, ``last`` or a number of opt steps; None: ``best``, or ``last`` where nothing was evaluated.
+        model: ``best`` (which is the last one where the run was never evaluated), ``last`` or a number of opt steps.
 
     Raises:
         RunDirError: It is no run directory, or has no such model.
     """
+    if model == "best":
+        model = RunDir.open(run_dir, lock=False).default_model()
     config, path = _open_run(run_dir, model)
     spec = config.env.eval().spec()
     return LoadedPolicy(build_saved(config.agent, spec, path), spec)
 
 
-def _open_run(run_dir: Path | str, model: str | None) -> tuple[RunConfig, Path]:
+def _open_run(run_dir: Path | str, model: str) -> tuple[RunConfig, Path]:
     run = RunDir.open(run_dir, lock=False)
-    return RunConfig.load(run.path / "config.yaml"), run.model_path(model or run.default_model())
+    return RunConfig.load(run.path / "config.yaml"), run.model_path(model)
 
 
 def _require_possible(config: RunConfig) -> EnvSpec:

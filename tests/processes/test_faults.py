@@ -325,7 +325,7 @@ def test_a_learner_killed_takes_all_actors_and_their_children_with_it(tmp_path: 
 def test_the_command_ends_with_code_1_and_the_traceback_when_all_actors_raise(tmp_path: Path, pythons: Pythons) -> None:
     start = time.monotonic()
     done = command(pythons, tmp_path, "--env.kwargs={where: reset}")
-    assert time.monotonic() - start < 10.0 + NOTICED_S
+    assert time.monotonic() - start < 30.0, "a hang, or a wait for a time-out"
     assert done.returncode == 1
     assert "failed: ValueError: as asked\nTraceback (most recent call last):\n" in done.stderr
     assert (tmp_path / "run/models/last").exists()

@@ -135,6 +135,7 @@ def test_a_used_run_directory_is_refused(cartpole: tuple[Path, str]) -> None:
         (("dqn", "--env.id=NoSuchEnv-v0"), "env.id"),
         (("dqn", "--env.id=Pendulum-v1"), "agent"),
         (("sac", "--env.id=CartPole-v1"), "agent"),
+        (("cartpole-dqn", "--agent.device=abacus"), "agent.device"),
         (("dqn", "--env.id=children_envs:TupleEnv"), "env.observation_space"),
         (("sac", "--env.id=children_envs:UnboundedEnv"), "env.action_space"),
     ],

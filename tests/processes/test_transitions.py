@@ -50,6 +50,9 @@ class KeepAll:
     def __len__(self) -> int:
         return self.inserted
 
+    def accepts(self, layout: Layout) -> bool:
+        return True
+
     def batch(self, size: int) -> Batch:
         self.sampled += size
         rows = np.resize(self.messages[-1], size)

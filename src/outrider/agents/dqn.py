@@ -24,7 +24,7 @@ from outrider.agents.networks import (
     initial_values,
     q_network,
 )
-from outrider.agents.updating import Batches, Transitions, UpdatingAgent
+from outrider.agents.updating import Batches, Transitions, UpdatingAgent, usable_device
 from outrider.config import Config, require
 from outrider.core import EnvSpec
 from outrider.data import Array, Batch, Obs, UpdateResult
@@ -54,6 +54,7 @@ class DqnConfig(Config):
         updates_per_opt: Updates in one opt step.
         explorer: How actors explore.
         eval_epsilon: Probability of a random action in evaluation.
+        device: Where the learner computes: ``cpu``, ``cuda``, ``cuda:1``, ...; actors always act on the CPU.
     """
 
     network: NetworkKind = "auto"
@@ -72,6 +73,7 @@ class DqnConfig(Config):
     updates_per_opt: int = 1
     explorer: ExplorerConfig = field(default_factory=EpsilonGreedyConfig)
     eval_epsilon: float = 0.0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         require(all(n >= 1 for n in self.hidden or ()), "hidden", "widths of at least 1", self.hidden)
@@ -93,7 +95,7 @@ class DqnConfig(Config):
         Raises:
             UnsupportedSpace: The actions are not Discrete, or an observation does not suit the network.
         """
-        return Dqn(self, env_spec, device=device, seed=seed)
+        return Dqn(self, env_spec, device=usable_device(device), seed=seed)
 
     def build_actor(self, env_spec: EnvSpec, *, seed: int = 0) -> DqnPolicy:
         """Build an actor's policy.

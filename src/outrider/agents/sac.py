@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from outrider.agents.acting import ActingPolicy
 from outrider.agents.flat import FlatAdam, FlatParameters
 from outrider.agents.networks import Activation, TwinQ, VectorEncoder, initial_values, mlp
-from outrider.agents.updating import Batches, Transitions, UpdatingAgent
+from outrider.agents.updating import Batches, Transitions, UpdatingAgent, usable_device
 from outrider.config import Config, require
 from outrider.core import EnvSpec
 from outrider.data import Array, Batch, Obs, UpdateResult
@@ -51,6 +51,7 @@ class SacConfig(Config):
         max_grad_norm: Gradients of actor and critics are scaled down to this norm; None: never.
         random_steps: Actions are uniform until the run has made this many env steps.
         updates_per_opt: Updates in one opt step.
+        device: Where the learner computes: ``cpu``, ``cuda``, ``cuda:1``, ...; actors always act on the CPU.
     """
 
     hidden: tuple[int, ...] = (256, 256)
@@ -68,6 +69,7 @@ class SacConfig(Config):
     max_grad_norm: float | None = None
     random_steps: int = 1_000
     updates_per_opt: int = 1
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         require(all(n >= 1 for n in self.hidden), "hidden", "widths of at least 1", self.hidden)
@@ -88,7 +90,7 @@ class SacConfig(Config):
         Raises:
             UnsupportedSpace: The actions are not a float Box with finite bounds, or an observation is an image.
         """
-        return Sac(self, env_spec, device=device, seed=seed)
+        return Sac(self, env_spec, device=usable_device(device), seed=seed)
 
     def build_actor(self, env_spec: EnvSpec, *, seed: int = 0) -> SacPolicy:
         """Build an actor's policy.

@@ -16,6 +16,20 @@ from outrider.agents.flat import FlatAdam, FlatParameters
 from outrider.agents.networks import Encoder
 from outrider.core import ReplayBuffer
 from outrider.data import ENV_STEPS, Array, Batch, ModelInfo, Obs, Record, UpdateResult
+from outrider.errors import ConfigError
+
+
+def usable_device(name: str) -> str:
+    """The device, if torch knows it and it is there.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # the second: torch was built without CUDA
+        raise ConfigError("agent.device", "a device of this machine, such as cpu", repr(name)) from error
+    return name
 
 
 class Transitions(NamedTuple):

@@ -98,6 +98,10 @@ class SimpleReplayBuffer:
         """The structured dtype of a row."""
         return self._dtype
 
+    def accepts(self, layout: Layout) -> bool:
+        """Whether this is the layout it was built for."""
+        return layout == self.layout
+
     @property
     def nbytes(self) -> int:
         """Bytes of all records, the unused ones included."""

@@ -146,6 +146,7 @@ def check_replay_buffer_config(config: ReplayBufferConfig, layout: Layout) -> No
         AssertionError: Says what is wrong.
     """
     buffer = loads(dumps(config)).build(layout)
+    assert buffer.accepts(layout), "it must accept the layout that it was built for"
     assert len(buffer) == 0, f"a new buffer must be empty, it has {len(buffer)} rows"
     rows = random_rows(layout, 64)
     rows["reward"] = (np.arange(64) + 2).astype(rows["reward"].dtype)
@@ -387,7 +388,7 @@ def _check_row_store(buffer: RowStore, restored: ReplayBuffer) -> None:
 def _check_refuses(config: ReplayBufferConfig, layout: Layout) -> None:
     other = Layout("frames" if layout.kind == "transitions" else "transitions", layout.fields)
     try:
-        config.build(other)
+        accepted = config.build(other).accepts(other)
     except LayoutMismatch:
         return
-    raise AssertionError(f"build() must refuse {other.kind} with LayoutMismatch, if it stores {layout.kind}")
+    assert not accepted, f"it must refuse {other.kind}, in accepts() or with LayoutMismatch, if it stores {layout.kind}"

@@ -178,6 +178,10 @@ class RowsBuffer(ListBuffer):
         super().push(items)
         self.inserted += n_rows(items)
 
+    def accepts(self, layout: Layout) -> bool:
+        """Anything."""
+        return True
+
     def batch(self, size: int) -> Batch:
         """Draw rows with replacement."""
         ixs = self._rng.integers(0, len(self), size)
