@@ -27,6 +27,7 @@ and the learner::
         score, record = evaluator.evaluate(agent)         # every eval_interval
         sender.publish(*agent.model_info(), env_steps)    # every sync_interval
         recorder.store(record); recorder.flush(opt_steps)
+        checkpoints.take(moment, state)                   # when one is due, and at the end
 """
 
 from __future__ import annotations
