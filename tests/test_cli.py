@@ -50,6 +50,18 @@ class Wiring(ModuleType):
         if self.failure:
             raise self.failure
 
+    def resume(
+        self,
+        run_dir: Path,
+        overrides: dict[str, Any],
+        *,
+        checkpoint: int | None,
+        argv: list[str],
+        report: Callable[[Result], None],
+    ) -> None:
+        self.calls.append((run_dir, overrides, checkpoint, argv))
+        report(Result(Stats(), (), run_dir))
+
     def evaluate_run(self, run_dir: Path, model: str, episodes: int, seed: int) -> tuple[float, dict[str, Any]]:
         self.calls.append((run_dir, model, episodes, seed))
         return 21.5, {"eval/mean_reward": 21.5, "eval/episodes": 3}
@@ -96,6 +108,19 @@ def test_print_config_prints_what_can_be_run_again(outrider: Outrider, wiring: W
     assert wiring.calls[0][0] == RunConfig.from_sources("cartpole-dqn", {"seed": 3})
 
 
+@pytest.mark.parametrize("checkpoint", [("--checkpoint=500",), ("--checkpoint", "500"), ()])
+def test_resuming_hands_overrides_on_and_prints_both_statistics(
+    checkpoint: tuple[str, ...], outrider: Outrider, wiring: Wiring
+) -> None:
+    arguments = ("resume", "--agent.lr=1e-4", "runs/x", *checkpoint, "--trainer.max-opts", "2_000")
+    code, out, err = outrider(*arguments)
+    assert (code, err) == (0, "")
+    overrides = {"agent.lr": 1e-4, "trainer.max_opts": 2000}
+    assert wiring.calls == [(Path("runs/x"), overrides, 500 if checkpoint else None, ["outrider", *arguments])]
+    assert out.startswith("Stats of async trainer\n")
+    assert out.endswith("\nRun directory: runs/x\n")
+
+
 def test_evaluation_prints_score_and_metrics(outrider: Outrider, wiring: Wiring) -> None:
     code, out, _ = outrider("eval", "runs/x", "--episodes", "3", "--model=last", "--seed=5")
     assert code == 0
@@ -106,7 +131,7 @@ def test_evaluation_prints_score_and_metrics(outrider: Outrider, wiring: Wiring)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("trian",), "verb: expected one of train, eval, presets, got 'trian' (did you mean train?)"),
+        (("trian",), "verb: expected one of train, resume, eval, presets, got 'trian' (did you mean train?)"),
         (("train",), "outrider train: expected PRESET_OR_YAML, got nothing"),
         (("train", "cartpole-dqn", "pong-dqn"), "outrider train: expected no more arguments, got pong-dqn"),
         (("train", "cartpole-dqn", "-n", "3"), "outrider train: expected no more arguments, got -n 3"),
@@ -123,6 +148,9 @@ def test_evaluation_prints_score_and_metrics(outrider: Outrider, wiring: Wiring)
         (("train", "cartpole-dqn", "--agent.class=no_such_mod:X"), "agent.class: expected a module that can be "),
         (("train", "dqn"), "env.id: expected a value, got nothing"),
         (("train", "sac"), "env.id: expected a value, got nothing"),
+        (("resume",), "outrider resume: expected RUN_DIR, got nothing"),
+        (("resume", "x", "y"), "outrider resume: expected no more arguments, got y"),
+        (("resume", "x", "--checkpoint=last"), "--checkpoint: expected an integer >= 0, got 'last'"),
         (("eval",), "outrider eval: expected RUN_DIR, got nothing"),
         (("eval", "x", "--episodes"), "--episodes: expected one argument, got nothing"),
         (("eval", "x", "--episodes=0"), "--episodes: expected an integer >= 1, got '0'"),

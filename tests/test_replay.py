@@ -44,7 +44,8 @@ def build(capacity: int = 100, seed: int = 0) -> SimpleReplayBuffer:
     return SimpleReplayBufferConfig(capacity=capacity, seed=seed).build(LAYOUT)
 
 
-def ids_by_position(buffer: SimpleReplayBuffer) -> list[int]:
+def ids(buffer: SimpleReplayBuffer) -> list[int]:
+    """Of the rows there are, the oldest first."""
     return buffer.state_dict()["rows"]["act"].tolist()
 
 
@@ -63,13 +64,14 @@ def test_the_newest_rows_are_kept_whole_and_the_oldest_overwritten(capacity, siz
         total += size
     assert buffer.inserted == total
     assert len(buffer) == min(total, capacity)
-    stored = {name: column.copy() for name, column in buffer.state_dict()["rows"].items()}
-    kept = np.sort(stored["act"])
-    assert kept.tolist() == list(range(max(0, total - capacity), total))
-    assert all(i % capacity == at for at, i in enumerate(stored["act"].tolist()))
+    stored = buffer.state_dict()["rows"]
+    assert stored["act"].tolist() == list(range(max(0, total - capacity), total))
     expected = rows(stored["act"])
-    for name, column in stored.items():
-        np.testing.assert_array_equal(column, expected[name])
+    for name in LAYOUT.names:
+        np.testing.assert_array_equal(stored[name], expected[name])
+    if total:
+        batch = buffer.batch(20)
+        assert (batch["act"] % capacity).tolist() == batch.ixs.tolist()
 
 
 def test_a_batch_holds_the_rows_at_its_indices_in_their_own_dtypes():
@@ -138,7 +140,7 @@ def test_pushed_arrays_may_be_reused_by_their_owner():
     buffer.push(view)
     message["act"] = -1
     view["act"] = -1
-    assert ids_by_position(buffer) == [*range(10), *range(0, 20, 2)]
+    assert ids(buffer) == [*range(10), *range(0, 20, 2)]
 
 
 def test_records_packed_otherwise_are_copied_by_column():
@@ -169,16 +171,45 @@ def test_a_part_full_buffer_is_restored_too():
     saved.push(rows(np.arange(20)))
     restored.load_state_dict(saved.state_dict())
     restored.push(rows(np.arange(20, 25)))
-    assert ids_by_position(restored) == list(range(25))
+    assert ids(restored) == list(range(25))
 
 
-def test_a_state_of_another_capacity_or_layout_is_refused():
-    state = build(50).state_dict()
-    with pytest.raises(ConfigError, match=r"replay\.capacity: expected 50 as in the saved buffer, got 60"):
-        build(60).load_state_dict(state)
+@given(
+    saved_capacity=st.integers(1, 30),
+    capacities=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    pushes=st.integers(0, 60),
+)
+@settings(deadline=None, max_examples=50)
+def test_of_a_state_of_another_capacity_the_newest_rows_are_kept(saved_capacity, capacities, pushes):
+    buffer, expected = build(saved_capacity), list(range(pushes))[-saved_capacity:]
+    buffer.push(rows(np.arange(pushes)))
+    for capacity in capacities:
+        state, buffer = buffer.state_dict(), build(capacity)
+        buffer.load_state_dict(state)
+        expected = expected[-capacity:]
+        assert ids(buffer) == expected
+        assert buffer.inserted == pushes
+        assert len(buffer) == len(expected)
+    buffer.push(rows(np.arange(pushes, pushes + 7)))
+    assert ids(buffer) == [*expected, *range(pushes, pushes + 7)][-capacities[-1] :]
+    assert set(buffer.batch(200)["act"].tolist()) <= set(ids(buffer))
+
+
+def test_a_state_of_another_layout_is_refused():
+    saved = build(50)
+    saved.push(rows(np.arange(3)))
     other = SimpleReplayBuffer(Layout("transitions", LAYOUT.fields[:-1]), 50)
     with pytest.raises(LayoutMismatch, match="'terminated'"):
-        other.load_state_dict(state)
+        other.load_state_dict(saved.state_dict())
+
+
+def test_rows_that_are_not_there_cannot_be_copied():
+    buffer = build(10)
+    buffer.push(rows(np.arange(15)))
+    assert buffer.copy_rows(7, 12)["act"].tolist() == list(range(7, 12))
+    for first, stop in ((4, 8), (8, 16), (9, 8)):
+        with pytest.raises(ValueError, match=f"expected some of 5 to 15, got {first} to {stop}"):
+            buffer.copy_rows(first, stop)
 
 
 def test_memory_is_that_of_the_records_in_the_dtype_of_the_space():

@@ -428,6 +428,80 @@ def test_a_sampler_that_is_reset_forgets_open_episodes_and_windows():
     assert sampler.env_steps == 7
 
 
+@given(
+    mode=st.sampled_from(MODES),
+    n_envs=st.integers(1, 3),
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=3),
+    n=st.integers(1, 5),
+    cuts=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_cut_ends_every_open_window_as_a_truncation_would(
+    mode: str, n_envs: int, lengths: list[int], n: int, cuts: list[int]
+):
+    env = tag_env(mode, n_envs, lengths=tuple(lengths), terminates=True, reuse=True)
+    config, buffer = NStepProcessorConfig(n_steps=n, gamma=0.5), ListBuffer()
+    spec, actions = spec_of(env), record_actions(env)
+    sampler = Sampler(env, FakePolicy(spec.action_space), config.build(spec, n_envs), config.layout(spec))
+    ends = {stream: set() for stream in SEEDS}  # global steps at which an episode was over
+    for number, n_steps in enumerate(cuts):
+        sampler.reset(SEEDS[:n_envs] if number else None)
+        for _ in range(n_steps):
+            step(sampler, buffer, 7)
+        items = sampler.cut()
+        if items is not None:
+            assert set(items["truncated"].tolist()) == {True}
+            buffer.push(items)
+        for stream, taken in actions.items():
+            ends[stream].add(len(taken))
+    env.close()
+    rows = buffer.columns()
+    begun = [(stream, g) for stream, taken in actions.items() for g in taken]
+    got = {(row[0], row[3]): i for i, row in enumerate(rows["obs"].tolist())} if rows else {}
+    assert len(got) == (len(rows["reward"]) if rows else 0)
+    assert set(got) == set(begun)
+    for (stream, g), i in got.items():
+        k = int(rows["n_steps"][i])
+        dead = bool(rows["terminated"][i])
+        assert rows["next_obs"][i].tolist()[:2] == rows["obs"][i].tolist()[:2]
+        assert rows["next_obs"][i][3] == g + k
+        assert rows["reward"][i] == np.float32(sum(0.5**j * (4.0 * (g + j) + actions[stream][g + j]) for j in range(k)))
+        assert k == n or dead or g + k in ends[stream], "shorter only at an end"
+        assert not any(g < end < g + k for end in ends[stream]), "never beyond a cut"
+        assert bool(rows["truncated"][i]) <= (g + k in ends[stream])
+
+
+def test_a_cut_frame_stream_ends_every_episode_that_has_begun():
+    config, env = FrameStreamProcessorConfig(), SerialEnv([StackEnv((3, 9)), StackEnv((9,))], SEEDS[:2])
+    spec, buffer = spec_of(env, frame_stack=3), ListBuffer()
+    sampler = Sampler(env, FakePolicy(spec.action_space), config.build(spec, 2), config.layout(spec))
+    for _ in range(3):
+        step(sampler, buffer, 0)
+    items = sampler.cut()
+    assert items is not None
+    assert items["env"].tolist() == [1], "the other episode has just ended, and nothing of the next was sent"
+    assert items["frame"][:, 0, 0].tolist() == [4]
+    assert (items["truncated"].tolist(), items["terminated"].tolist()) == ([True], [False])
+    assert (items["reward"].tolist(), items["act"].tolist(), items["is_first"].tolist()) == ([0.0], [0], [False])
+
+
+def test_a_processor_without_a_cut_loses_only_what_is_open():
+    class Uncut:
+        def reset(self, init_obs: Any) -> None:
+            pass
+
+        def process(self, step: Any) -> None:
+            return None
+
+    env = SerialEnv([TagEnv((5,))], [3])
+    sampler = Sampler(env, FakePolicy(spec_of(env).action_space), Uncut())
+    assert sampler.cut() is None
+    sampler.sample(0)
+    assert sampler.cut() is None
+    sampler.sample(0)
+    assert sampler.env_steps == 2
+
+
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [

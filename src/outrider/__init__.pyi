@@ -51,6 +51,7 @@ from .errors import ActorFailed as ActorFailed
 from .errors import BadData as BadData
 from .errors import ChannelClosed as ChannelClosed
 from .errors import ChannelError as ChannelError
+from .errors import CheckpointError as CheckpointError
 from .errors import ConfigError as ConfigError
 from .errors import EnvFailed as EnvFailed
 from .errors import Interrupted as Interrupted
@@ -84,6 +85,7 @@ from .trainer import Trainer as Trainer
 from .version import __version__ as __version__
 from .wiring import TrainResult as TrainResult
 from .wiring import load_policy as load_policy
+from .wiring import resume as resume
 from .wiring import run as run
 from .wiring import train as train
 from .wiring import train_async as train_async

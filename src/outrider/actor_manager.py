@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -150,8 +151,20 @@ class ActorManager:
         stop: StopFlag,
         *,
         seed: int = 0,
+        incarnations: Sequence[int] = (),
     ) -> ActorManager:
         """Describe the actors and bind the item channel: one ring per agent config.
+
+        Args:
+            config: How many there are, and how they send.
+            agent_configs: One per actor.
+            env_config: Their environments.
+            step_proc_config: How steps become items.
+            item_sender: Is bound here.
+            model_receiver: Bound by `AsyncTrainer.build`.
+            stop: Stops them.
+            seed: Seed of the run.
+            incarnations: How many actors of each id there were before, in a run that is resumed: they get new seeds.
 
         Raises:
             ConfigError: ``n_actors`` differs from the number of agent configs, a space cannot be stored, or the step
@@ -176,8 +189,8 @@ class ActorManager:
         )
         proxy = replace(item_sender.proxy_config, bad_data=config.bad_data)
         orders = [
-            ActorOrder(i, agent, env_config, env_spec, step_proc_config, proxy, config.n_envs, seed)
-            for i, agent in enumerate(agent_configs)
+            ActorOrder(i, agent, env_config, env_spec, step_proc_config, proxy, config.n_envs, seed, before)
+            for (i, agent), before in zip(enumerate(agent_configs), chain(incarnations, repeat(0)), strict=False)
         ]
         return cls(config, orders, item_sender, model_receiver, stop)
 

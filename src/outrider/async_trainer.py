@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import psutil
 import torch
 
 from outrider import processes
 from outrider.channel import ItemReceiver, PushedItemMessage
+from outrider.checkpoint import Checkpoints
 from outrider.core import Agent, AgentConfig, EnvConfig, Evaluator, Recorder, ReplayBuffer, ReplayBufferConfig
 from outrider.data import Record
 from outrider.errors import Unbound
@@ -59,6 +61,16 @@ class ChannelSource:
         """Nap until a message is there, `WAIT_S` at most."""
         self._receiver.wait(WAIT_S)
 
+    def cut(self) -> None:
+        """Open episodes stay where they are, in the actors."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: what actors are in the middle of cannot be saved."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any], opt_steps: int) -> None:
+        """Nothing: the actors of a resumed run are new ones."""
+
     def statistics(self) -> Record:
         """Ring fill."""
         return {"async/ring_fill": self._receiver.fill()}
@@ -71,6 +83,9 @@ class AsyncTrainer:
     **Owns** the agent and the replay buffer.
     **Blocks** in `train` until a stop condition holds.
     **Closes**: leaving `train` for any reason sets the stop flag of the actors.
+
+    A checkpoint does not disturb the actors. A run that is resumed has new ones: what was open in the old ones, episodes
+    and windows of n steps, is discarded.
     """
 
     def __init__(
@@ -150,7 +165,12 @@ class AsyncTrainer:
         self._stop_reason = reason
 
     def train(
-        self, recorder: Recorder, evaluator: Evaluator, guard_init_env: InitGuard | None = None
+        self,
+        recorder: Recorder,
+        evaluator: Evaluator,
+        guard_init_env: InitGuard | None = None,
+        *,
+        checkpoints: Checkpoints | None = None,
     ) -> AsyncTrainStat:
         """Train until a stop condition holds.
 
@@ -158,11 +178,13 @@ class AsyncTrainer:
             recorder: Takes metrics and models.
             evaluator: Scores the agent every ``eval_interval`` opt steps.
             guard_init_env: Held while the evaluator builds its environment, if it has an attribute ``guard``.
+            checkpoints: Saves the run so that it can be resumed; not closed here. None: it is not saved.
 
         Raises:
             ActorFailed: An actor ended before it was asked to; carries its traceback.
         """
         choose_threads(self._item_receiver.n_actors)
+        self.learner.checkpoints = checkpoints
         try:
             with attended(evaluator, self._stopping, guard_init_env):
                 return self.learner.run(recorder, evaluator)

@@ -27,15 +27,17 @@ and the learner::
         score, record = evaluator.evaluate(agent)         # every eval_interval
         sender.publish(*agent.model_info(), env_steps)    # every sync_interval
         recorder.store(record); recorder.flush(opt_steps)
+        checkpoints.take(moment, state)                   # when one is due, and at the end
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from gymnasium import spaces
 
 from outrider.data import Array, Batch, Items, Layout, ModelInfo, Obs, Record, Step, UpdateResult
@@ -209,6 +211,47 @@ class ReplayBuffer(ExperienceBuffer, Protocol):
 
 
 @runtime_checkable
+class RowStore(Protocol):
+    """What a replay buffer may offer besides, so that checkpoints store each of its rows once.
+
+    Rows are counted from 0 in the order of their insertion. Without these methods, every checkpoint holds the whole
+    of :meth:`ReplayBuffer.state_dict`.
+
+    Attributes:
+        inserted: Rows taken so far.
+    """
+
+    inserted: int
+
+    @property
+    def oldest(self) -> int:
+        """The oldest row that is still there, `inserted` if there is none."""
+        ...
+
+    @property
+    def row_dtype(self) -> np.dtype[Any]:
+        """The structured dtype of a row."""
+        ...
+
+    def copy_rows(self, first: int, stop: int) -> Array:
+        """A copy of the rows ``[first, stop)``, which are all still there."""
+        ...
+
+    def state_without_rows(self) -> dict[str, Any]:
+        """Everything else that a resumed run needs: counters, priorities, random state."""
+        ...
+
+    def load_rows(self, state: dict[str, Any], blocks: Iterable[tuple[int, Array]]) -> None:
+        """Restore a buffer, also one of another capacity: then the newest rows that fit.
+
+        Args:
+            state: What :meth:`state_without_rows` gave.
+            blocks: First row and rows of consecutive blocks ``[m]``, the last one up to `inserted`.
+        """
+        ...
+
+
+@runtime_checkable
 class ReplayBufferConfig(Protocol):
     """Builds the replay buffer in the learner."""
 
@@ -284,7 +327,12 @@ class AgentConfig(Protocol):
 
 
 class StepProcessor(Protocol):
-    """Turns steps into items; belongs to one actor. Holds copies of what it needs, never references."""
+    """Turns steps into items; belongs to one actor. Holds copies of what it needs, never references.
+
+    A method is optional: ``cut(obs) -> Items | None`` ends every open episode at the observations that its last step
+    led to, as a truncation would, and gives the items that this completes. The synchronous trainer asks for it at
+    checkpoints; without it, what is incomplete is dropped.
+    """
 
     def reset(self, init_obs: Obs) -> None:
         """Begin with these first observations ``[n_envs, ...]``."""

@@ -40,12 +40,12 @@ def replace_text(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.new")
     try:
         aside.write_text(text)
-        _sync(aside)
+        sync_path(aside)
         aside.replace(path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
+    sync_path(path.parent)
 
 
 def replace_directory(path: Path, fill: Callable[[Path], None]) -> None:
@@ -70,8 +70,8 @@ def replace_directory(path: Path, fill: Callable[[Path], None]) -> None:
         fill(aside)
         for folder, _, files in os.walk(aside):
             for name in files:
-                _sync(Path(folder, name))
-            _sync(Path(folder))
+                sync_path(Path(folder, name))
+            sync_path(Path(folder))
         if path.exists():
             path.rename(old)
         aside.rename(path)
@@ -79,7 +79,7 @@ def replace_directory(path: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         _recover(path, old)
         raise
-    _sync(path.parent)
+    sync_path(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -98,7 +98,12 @@ def _recover(path: Path, old: Path) -> None:
             old.rename(path)
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk.
+
+    Raises:
+        OSError: They could not be written.
+    """
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

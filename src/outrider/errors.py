@@ -12,6 +12,7 @@
     │   └── LayoutMismatch     both ends, or two actors, do not agree on the bytes
     ├── ResourceError          memory, disk or descriptors: needed against free; the CLI exits with 2
     ├── RunDirError            a run directory that is not empty, in use, or not one
+    ├── CheckpointError        state that cannot be stored, or a checkpoint that is damaged
     ├── BadData                NaN or infinity in an observation, action or reward
     ├── ActorFailed            an actor ended; carries its traceback, exit code or signal
     └── Interrupted            a signal asked the run to end; carries the exit code
@@ -97,6 +98,10 @@ class ResourceError(OutriderError):
 
 class RunDirError(OutriderError):
     """A run directory that is not empty, is in use, or is not one."""
+
+
+class CheckpointError(OutriderError):
+    """State that cannot be stored, by its name in the state, or a checkpoint that is damaged; says what and where."""
 
 
 class BadData(OutriderError):

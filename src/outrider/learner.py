@@ -1,7 +1,7 @@
 """Stations (3) to (5): the learner's loop, the same for the asynchronous and the synchronous trainer.
 
 One iteration, in this order: insert as far as the balance allows, opt step, evaluation, ``best``, numbered save,
-publication, cost statistics, store, flush, stop test.
+publication, cost statistics, store, flush, checkpoint, stop test.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from outrider.balance import Balance
+from outrider.checkpoint import CheckpointConfig, Checkpoints
+from outrider.checkpoint_files import Checkpoint, Moment
 from outrider.config import Config, require
 from outrider.core import Agent, Evaluator, Recorder, ReplayBuffer, ReplayBufferConfig
 from outrider.data import Layout, Record
 from outrider.errors import LayoutMismatch
 from outrider.model_sync import ModelSender
+from outrider.run_state import Resumable, capture, restore
 from outrider.statistics import Counters, Meter
 
 ROWS_PER_INSERT = 4096  # rows taken between two opt steps at most, so that a flood of data never holds the learner
@@ -46,6 +49,7 @@ class AsyncTrainerConfig(Config):
         samples_per_insert: Rows drawn per row inserted after the warm-up; None: both sides run free.
         mode: ``async`` (actors in processes or threads of their own), or ``sync`` (actors and learner take turns
             in one process, bit for bit reproducible).
+        checkpoint: When the run is saved so that it can be resumed.
     """
 
     max_opts: int | None = 100_000
@@ -61,6 +65,7 @@ class AsyncTrainerConfig(Config):
     warmup_period: int = 1_000
     samples_per_insert: float | None = 8.0
     mode: Literal["async", "sync"] = "async"
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
         for name in ("max_opts", "max_env_steps", "max_time_s"):
@@ -149,7 +154,7 @@ class AsyncTrainStat:
         return f"samples/sec, opt_steps/sec, duration\n{numbers}"
 
 
-class Source(Protocol):
+class Source(Resumable, Protocol):
     """Where rows come from: the item channel, or samplers stepped in turn."""
 
     def collect(self, max_rows: int) -> int:
@@ -158,6 +163,10 @@ class Source(Protocol):
 
     def wait(self) -> None:
         """Sleep a moment, or until there is something."""
+        ...
+
+    def cut(self) -> None:
+        """A checkpoint follows: insert what must not be lost with the open episodes, and start new ones after it."""
         ...
 
     def statistics(self) -> Record:
@@ -200,6 +209,8 @@ class Learner:
         self._published = (-1, -1)  # opt steps and env steps at the last publication
         self._published_at = 0.0
         self.looping = False  # between the first look at the stop conditions and the final save
+        self.checkpoints: Checkpoints | None = None
+        self._seconds_before = 0.0
 
     @property
     def opt_steps(self) -> int:
@@ -209,7 +220,9 @@ class Learner:
     def run(self, recorder: Recorder, evaluator: Evaluator) -> AsyncTrainStat:
         """Train until a stop condition holds. Flushes, saves and publishes also when it is left by an exception."""
         self.recorder, self.evaluator = recorder, evaluator
-        self.meter = Meter(self.counters)
+        self.meter = Meter(self.counters, self.buffer.inserted, self._seconds_before)
+        if self.checkpoints is not None:
+            self.checkpoints.start(self.buffer, exact=self.config.mode == "sync")
         self._publish()
         try:
             self.looping = True
@@ -218,7 +231,7 @@ class Learner:
             self.looping = False
             error = sys.exception()
             try:
-                self._finish()
+                self._finish(self.stopped_by if error is None else type(error).__name__)
             finally:
                 if error is not None:
                     raise error  # nothing that fails on the way out may hide why we go
@@ -236,12 +249,14 @@ class Learner:
                 if not arrived:
                     self._wait()
                 self._store_if_due()
+                self._checkpoint_if_due()
                 continue
             record = self._opt()
             self._evaluate_and_save(record)
             if self.opt_steps % config.sync_interval == 0:
                 self._publish()
             self._record(record)
+            self._checkpoint_if_due()
 
     def _opt(self) -> Record:
         """One opt step, with a record or with its cost where one is due."""
@@ -332,10 +347,46 @@ class Learner:
             | {"async/samples_per_insert": self.balance.achieved(buffer.inserted, buffer.sampled)}
         )
 
-    def _finish(self) -> None:
-        """The final publication, save and flush: each happens whatever the others do."""
+    def _checkpoint_if_due(self) -> None:
+        if self.checkpoints is not None and self.checkpoints.due(self.opt_steps):
+            self._checkpoint("interval")
+            self._flush()
+
+    def _checkpoint(self, reason: str) -> None:
+        """A checkpoint is a boundary: what it holds is published; the synchronous trainer closes its episodes."""
+        checkpoints = self.checkpoints
+        if checkpoints is None or not checkpoints.wanted(self.opt_steps, self.counters.env_steps):
+            return
+        self.source.cut()
+        self._publish()
+        replay, shares_rows = checkpoints.config.replay, checkpoints.shares_rows
+        state, missing = capture(
+            self.agent, self.buffer, self.source, self.counters, replay=replay, shares_rows=shares_rows
+        )
+        state["best_score"], state["last_score"] = self.best_score, self._last_score
+        moment = Moment(self.opt_steps, self.counters.env_steps, self.meter.seconds(), self._last_score, reason)
+        checkpoints.take(moment, state, missing)
+        self.recorder.store(self._axes() | checkpoints.statistics())
+
+    def restore(self, checkpoint: Checkpoint) -> list[str]:
+        """Go on from a checkpoint; call it before `run`.
+
+        Returns:
+            What could not be restored, a sentence each.
+
+        Raises:
+            CheckpointError: The agent cannot take its state.
+        """
+        notes = restore(checkpoint, self.agent, self.buffer, self.source, self.counters)
+        self.best_score, self._last_score = checkpoint.state["best_score"], checkpoint.state["last_score"]
+        self._seconds_before = checkpoint.moment.time_s
+        return notes
+
+    def _finish(self, reason: str) -> None:
+        """The final publication, save, checkpoint and flush: each happens whatever the others do."""
         with ExitStack() as last:  # the last callback is called first
             last.callback(self.recorder.flush, self.opt_steps)
+            last.callback(self._checkpoint, reason)
             last.callback(self.recorder.save_model, "last", self.agent)
             last.callback(self._publish)
             last.callback(lambda: self.recorder.store(self._statistics()))  # before the save: rates are of training

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -130,6 +130,25 @@ def load_preset(name_or_path: str | Path) -> dict[str, Any]:
     if (path / "config.yaml").is_file():  # a run directory
         hint = f" (did you mean {path / 'config.yaml'}?)"
     raise ConfigError("preset", expected, f"{str(name_or_path)!r}{hint}")
+
+
+def differences(before: RunConfig, after: RunConfig) -> list[str]:
+    """What differs between two configs: ``trainer.max_opts: 1000 -> 2000``, one value each."""
+    old, new = (dict(_leaves(config.to_dict())) for config in (before, after))
+    nothing = "(nothing)"
+    return [
+        f"{key}: {old.get(key, nothing)} -> {new.get(key, nothing)}"
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key, nothing) != new.get(key, nothing)
+    ]
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def parse_overrides(options: Iterable[str]) -> dict[str, Any]:

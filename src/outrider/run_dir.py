@@ -107,6 +107,19 @@ class RunDir:
         except OSError as error:
             raise RunDirError(f"{path}: expected a directory that can be locked, got {error}") from error
 
+    def go_on(self, config_yaml: str, command: Sequence[str]) -> None:
+        """Note that the run goes on: with which configuration, and by which command. The directory must be locked.
+
+        Raises:
+            RunDirError: It cannot be written.
+        """
+        try:
+            commands = (self.path / "command.txt").read_text() if (self.path / "command.txt").exists() else ""
+            replace_text(self.path / "command.txt", commands + shlex.join(command) + "\n")
+            replace_text(self.path / "config.yaml", config_yaml)
+        except OSError as error:
+            raise RunDirError(f"{self.path}: expected a directory that can be written, got {error}") from error
+
     @property
     def models(self) -> Path:
         """Models by name, for acting."""

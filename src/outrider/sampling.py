@@ -255,6 +255,18 @@ class NStepProcessor:
         self._all_but_full = min(pending) == n - 1
         return self._gathered.rows[:m] if m else None
 
+    def cut(self, obs: Obs) -> Items | None:
+        """Rows ``[m]`` of all open windows, ended at these observations as by a truncation; call `reset` next."""
+        n = self._n_envs
+        self._t = (self._t - 1) % self._slots  # the windows ended with the last step
+        nothing, everything = np.zeros(n, np.bool_), np.ones(n, np.bool_)
+        step = Step(nothing, obs, obs, np.zeros(n), nothing, everything, everything)
+        m = 0
+        for k in range(self._n - 1, 0, -1):
+            m = self._write(step, [i for i, p in enumerate(self._pending) if p >= k], k, m)
+        self._pending = [0] * n
+        return self._gathered.rows[:m] if m else None
+
     def _write(self, step: Step, rows: list[int], k: int, at: int) -> int:
         """Write the rows of k steps that end with this one, from row `at` on; returns the row after them."""
         if not rows:
@@ -316,6 +328,18 @@ class FrameStreamProcessor:
         self._blocks = [following, block]
         valid = np.concatenate([step.valid, np.ones(len(ended), np.bool_)]) if len(ended) else step.valid
         return _valid_rows(block.rows[:m], valid)
+
+    def cut(self, obs: Obs) -> Items | None:
+        """The last frames ``[m]`` of all open episodes, truncated there; call `reset` next."""
+        block, n = self._blocks[0], self._n
+        assert not isinstance(obs, dict)
+        begun = np.flatnonzero(~block.columns["is_first"][:n])  # of the others there is nothing yet
+        rows = slice(n, n + len(begun))
+        block.rows[rows] = np.zeros((), block.rows.dtype)
+        block.columns["frame"][rows] = obs[begun, -1]
+        block.truncated[rows] = True
+        block.columns["env"][rows] = begun
+        return block.rows[rows] if len(begun) else None
 
     def _begin(self, block: _Rows, init_obs: Obs, is_first: Array | bool) -> None:
         assert not isinstance(init_obs, dict)
@@ -391,11 +415,21 @@ class Sampler:
         self.env_steps = 0
         self.episodes = 0
 
-    def reset(self) -> None:
-        """Start an episode in every environment; open ones are forgotten."""
+    def cut(self) -> Items | None:
+        """End all open episodes as a truncation would; the next :meth:`sample` starts new ones.
+
+        Returns:
+            Items that this completes, as far as the step processor has a method ``cut``.
+        """
+        obs, self._obs = self._obs, None
+        cut = getattr(self._processor, "cut", None)
+        return None if obs is None or cut is None else cut(obs)
+
+    def reset(self, seed: Sequence[int] | None = None) -> None:
+        """Start an episode in every environment, with these seeds if there are any; open ones are forgotten."""
         self._returns = [0.0] * self._env.n_envs
         self._lengths = [0] * self._env.n_envs
-        self._obs = self._env.reset()
+        self._obs = self._env.reset(seed)
         self._processor.reset(self._obs)
 
     def sample(self, model_version: int) -> tuple[Items | None, Sequence[Episode]]:

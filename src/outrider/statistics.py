@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from outrider.data import Episode, Record
 
@@ -74,15 +75,41 @@ class Counters:
         self.staleness.append(self.opt_steps - (lowest + highest) // 2)
         self.staleness_max = max(self.staleness_max, self.opt_steps - lowest)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The totals, of every actor too, and the latest episodes."""
+        return {
+            "opt_steps": self.opt_steps,
+            "env_steps": self.env_steps,
+            "episodes": self.episodes,
+            "dropped": self.dropped,
+            "recent": [(e.ret, e.length, e.env) for e in self.recent],
+            "actors": [(a.incarnation, a.past_env_steps + a.env_steps) for a in self.actors],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on counting from there; actors that send now are new incarnations. There may be fewer or more of them."""
+        self.opt_steps, self.env_steps = state["opt_steps"], state["env_steps"]
+        self.episodes, self.dropped = state["episodes"], state["dropped"]
+        self.recent.extend(Episode(*episode) for episode in state["recent"])
+        for actor, (incarnation, env_steps) in zip(self.actors, state["actors"], strict=False):
+            actor.incarnation, actor.past_env_steps = incarnation + 1, env_steps
+
 
 class Meter:
-    """Turns counters into rates since the last reading, and into sums since the start."""
+    """Turns counters into rates since the last reading, and into sums since the start.
 
-    def __init__(self, counters: Counters) -> None:
+    Args:
+        counters: Of the run.
+        inserted: Rows in the replay buffer that were there before.
+        seconds: Seconds of training before.
+    """
+
+    def __init__(self, counters: Counters, inserted: int = 0, seconds: float = 0.0) -> None:
         self.counters = counters
-        self._start = self._last = time.monotonic()
-        self._before = (0, 0, 0)
-        self._actors_before = [(0, 0.0)] * len(counters.actors)
+        self._last = time.monotonic()
+        self._start = self._last - seconds
+        self._before = (counters.env_steps, counters.opt_steps, inserted)
+        self._actors_before = [(a.past_env_steps, 0.0) for a in counters.actors]
         self._waited_s = 0.0
 
     def seconds(self) -> float:

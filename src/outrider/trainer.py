@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from outrider.actor import ActorStat, ActorState
+from outrider.checkpoint import Checkpoints
 from outrider.core import (
-    ActorPolicy,
     Agent,
     AgentConfig,
     Env,
     EnvConfig,
+    EnvSpec,
     Evaluator,
     Recorder,
     ReplayBuffer,
     ReplayBufferConfig,
     StepProcessorConfig,
 )
-from outrider.data import Episode, Record, column_names, n_rows
+from outrider.data import Episode, Items, Record, column_names, n_rows
 from outrider.evaluation import attended
 from outrider.flags import InitGuard
 from outrider.health import BadDataPolicy, RowHealth
@@ -32,34 +34,68 @@ from outrider.statistics import Counters
 
 @dataclass
 class Player:
-    """An actor that takes turns with the others."""
+    """An actor that takes turns with the others.
 
-    policy: ActorPolicy
+    Attributes:
+        id: Its index.
+        agent_config: Its policy's config.
+        step_proc_config: How steps become items.
+        env_spec: What is known of its environments.
+        env: Its environments.
+        model: The newest parameters.
+        health: Looks at its rows.
+        seed: Seed of the run.
+    """
+
+    id: int
+    agent_config: AgentConfig
+    step_proc_config: StepProcessorConfig
+    env_spec: EnvSpec
     env: Env
-    sampler: Sampler
     model: ModelSnapshot
     health: RowHealth
+    seed: int
     inserted: int = 0
+    env_steps: int = 0
+    episodes: int = 0
 
-    def start(self) -> None:
-        """Take the first parameters, and begin an episode in every environment."""
+    def start(self, opt_steps: int) -> None:
+        """Build policy and step processor anew, and begin an episode in every environment.
+
+        Seeds depend on the opt steps, and nothing on what was before: a run that was resumed can do the same.
+        """
+        self.policy = self.agent_config.build_actor(
+            self.env_spec, seed=derive(self.seed, Role.ACTOR_POLICY, self.id, 0, opt_steps)
+        )
         self.model.fetch()
         self.policy.sync_model(self.model.info)
         self.policy.train()
-        self.sampler.reset()
+        processor = self.step_proc_config.build(self.env_spec, self.env.n_envs)
+        self.sampler = Sampler(self.env, self.policy, processor, self.step_proc_config.layout(self.env_spec))
+        self.sampler.reset(env_seeds(self.seed, self.id, opt_steps, self.env.n_envs))
 
     def step(self, buffer: ReplayBuffer) -> Sequence[Episode]:
         """One vector step with the newest parameters, its rows inserted."""
         if self.model.fetch():
             self.policy.sync_model(self.model.info)
+        before = self.sampler.env_steps
         items, episodes = self.sampler.sample(self.model.model_version)
+        self.env_steps += self.sampler.env_steps - before
+        self.episodes += len(episodes)
+        self._push(buffer, items)
+        return episodes
+
+    def cut(self, buffer: ReplayBuffer) -> None:
+        """Close the open episodes as truncations would."""
+        self._push(buffer, self.sampler.cut())
+
+    def _push(self, buffer: ReplayBuffer, items: Items | None) -> None:
         if items is not None:
-            good = self.health.good_rows(items, self.sampler.env_steps)
+            good = self.health.good_rows(items, self.env_steps)
             if good is not None:
                 items = {name: items[name][good] for name in column_names(items)}
             buffer.push(items)
             self.inserted += n_rows(items)
-        return episodes
 
 
 class SamplerSource:
@@ -70,20 +106,38 @@ class SamplerSource:
         self._buffer = buffer
         self._counters = counters
         self._turn = 0
+        self._start_at = 0  # opt steps of the last checkpoint
         self._started = False
 
     def collect(self, max_rows: int) -> int:
         """One vector step of the player whose turn it is; 1, whatever it brought."""
         if not self._started:
             for player in self._players:
-                player.start()
+                player.start(self._start_at)
             self._started = True
         i = self._turn
         self._turn = (i + 1) % len(self._players)
         player = self._players[i]
         episodes = player.step(self._buffer)
-        self._counters.arrived(i, 0, player.sampler.env_steps, episodes, dropped=player.health.dropped)
+        self._counters.arrived(i, 0, player.env_steps, episodes, dropped=player.health.dropped)
         return 1  # a step is progress, whether or not it completed a row
+
+    def cut(self) -> None:
+        """Close all open episodes; with the next step every player starts anew."""
+        if self._started:
+            for player in self._players:
+                player.cut(self._buffer)
+        self._started = False
+        self._start_at = self._counters.opt_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whose turn it is."""
+        return {"turn": self._turn}
+
+    def load_state_dict(self, state: dict[str, Any], opt_steps: int) -> None:
+        """Start as after the checkpoint."""
+        self._turn = int(state.get("turn", 0)) % len(self._players)
+        self._start_at = opt_steps
 
     def actor_stats(self, duration_s: float) -> list[ActorStat]:
         """What each player has done."""
@@ -91,8 +145,8 @@ class SamplerSource:
             ActorStat(
                 actor_id=i,
                 samples=player.inserted,
-                env_steps=player.sampler.env_steps,
-                episodes=player.sampler.episodes,
+                env_steps=player.env_steps,
+                episodes=player.episodes,
                 duration_s=duration_s,
                 wait_s=0.0,
                 state=ActorState.FINISHED,
@@ -123,6 +177,10 @@ class Trainer:
 
     The balance of the configuration holds exactly; without one (``samples_per_insert`` None) each opt step follows
     one vector step of one actor. Equal seeds give bit-identical parameters on one machine and thread count.
+
+    Each checkpoint closes the open episodes (windows of n steps end as at a truncation), and every actor starts anew
+    with seeds from seed, actor, environment and opt steps. So a run that is resumed from it goes on bit for bit like
+    one that has just taken it; but taking it changes the run.
     """
 
     def __init__(
@@ -188,12 +246,11 @@ class Trainer:
         players: list[Player] = []
         with ExitStack() as built:  # what was built is closed again if the rest cannot be
             for i, config in enumerate(agent_configs):
-                policy = config.build_actor(spec, seed=derive(seed, Role.ACTOR_POLICY, i))
-                receiver.require_equal(policy.model_info()[1], f"actor {i}")
+                receiver.require_equal(config.build_actor(spec).model_info()[1], f"actor {i}")
                 env = env_config_train.build(env_seeds(seed, i, 0, n_envs), n_envs)
                 built.callback(env.close)
-                sampler = Sampler(env, policy, step_proc_config.build(spec, n_envs), layout)
-                players.append(Player(policy, env, sampler, receiver.open(), RowHealth(layout, bad_data, i)))
+                health = RowHealth(layout, bad_data, i)
+                players.append(Player(i, config, step_proc_config, spec, env, receiver.open(), health, seed))
             built.pop_all()
         counters = Counters(len(players))
         source = SamplerSource(players, buffer, counters)
@@ -205,9 +262,15 @@ class Trainer:
         self._stop_reason = reason
 
     def train(
-        self, recorder: Recorder, evaluator: Evaluator, guard_init_env: InitGuard | None = None
+        self,
+        recorder: Recorder,
+        evaluator: Evaluator,
+        guard_init_env: InitGuard | None = None,
+        *,
+        checkpoints: Checkpoints | None = None,
     ) -> AsyncTrainStat:
-        """Train until a stop condition holds."""
+        """Train until a stop condition holds. Arguments as :meth:`outrider.async_trainer.AsyncTrainer.train`."""
+        self.learner.checkpoints = checkpoints
         try:
             with attended(evaluator, lambda: self._stop_reason is not None, guard_init_env):
                 return self.learner.run(recorder, evaluator)

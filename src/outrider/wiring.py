@@ -9,17 +9,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from outrider import presets, processes
+from outrider import presets, processes, resuming
 from outrider.actor import ActorStat
 from outrider.actor_manager import ActorManager, ActorManagerConfig
 from outrider.async_trainer import AsyncTrainer, AsyncTrainerConfig, AsyncTrainStat
 from outrider.channel import item_channel
+from outrider.checkpoint import Checkpoints
+from outrider.checkpoint_files import Checkpoint
 from outrider.core import (
     AgentConfig,
     EnvConfig,
@@ -31,7 +33,7 @@ from outrider.core import (
 )
 from outrider.data import Record
 from outrider.envs.gymnasium import GymEnvConfig
-from outrider.errors import ActorFailed, ConfigError, ResourceError
+from outrider.errors import ActorFailed, CheckpointError, ConfigError, ResourceError
 from outrider.evaluation import DefaultEvaluator
 from outrider.flags import InitGuard, StopFlag
 from outrider.interrupts import Interrupts
@@ -80,6 +82,7 @@ def train_async(
     evaluator: Evaluator,
     *,
     seed: int = 0,
+    checkpoints: Checkpoints | None = None,
     report: Report = _no_report,
 ) -> TrainResult:
     """Train asynchronously: actors in processes of their own, the learner in this thread.
@@ -96,11 +99,13 @@ def train_async(
         recorder: Takes metrics and models; not closed here.
         evaluator: Scores the agent; not closed here.
         seed: Seed of the run.
+        checkpoints: Saves the run, and says what it goes on from; not closed here. None: it is not saved.
         report: Called with what was done when the run ends, however that is; for those who get no result because
             it ends with an exception.
 
     Raises:
         ConfigError: Something that cannot work, before any process was started.
+        CheckpointError: The agent has a state that cannot be stored, or cannot take that of the checkpoint.
         ActorFailed: An actor ended before it was asked to; carries its traceback.
         Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
     """
@@ -118,6 +123,7 @@ def train_async(
             model_receiver,
             stop,
             seed=seed,
+            incarnations=resuming.incarnations(checkpoints),
         )
         trainer = AsyncTrainer.build(
             async_trainer_config,
@@ -129,11 +135,12 @@ def train_async(
             stop,
             seed=seed,
         )
+        resuming.prepare(trainer.learner, checkpoints)
         interrupts.request, interrupts.busy = trainer.request_stop, lambda: trainer.learner.looping
         try:
             with actors:
                 actors.run(guard)
-                trainer.train(recorder, evaluator, guard)
+                trainer.train(recorder, evaluator, guard, checkpoints=checkpoints)
         except ActorFailed:
             interrupts.check()  # who stops a whole process group stops the actors, too, maybe before the learner looks
             raise
@@ -157,6 +164,7 @@ def train_sync(
     evaluator: Evaluator,
     *,
     seed: int = 0,
+    checkpoints: Checkpoints | None = None,
     report: Report = _no_report,
 ) -> TrainResult:
     """Train in this thread alone, actors and learner in turns: bit for bit reproducible. Arguments as `train_async`."""
@@ -173,9 +181,10 @@ def train_sync(
             bad_data=actor_man_config.bad_data,
             seed=seed,
         )
+        resuming.prepare(trainer.learner, checkpoints)
         interrupts.request, interrupts.busy = trainer.request_stop, lambda: trainer.learner.looping
         try:
-            trainer.train(recorder, evaluator)
+            trainer.train(recorder, evaluator, checkpoints=checkpoints)
         finally:
             result = TrainResult(trainer.learner.stat(), trainer.actor_stats())
             report(result)
@@ -198,34 +207,80 @@ def run(config: RunConfig, *, argv: Sequence[str] = (), report: Report = _no_rep
         Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
     """
     processes.ensure_server()
-    env_eval = config.env.eval()
-    spec = _require_possible(config, env_eval)
+    spec = _require_possible(config)
+    with (
+        RunDir.create(config.run_dir or _default_run_dir(config), config.to_yaml(), argv) as run_dir,
+        _discarded_if_refused(run_dir),
+    ):
+        return _run_in(run_dir, config, spec, report)
+
+
+def resume(
+    run_dir: Path | str,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    checkpoint: int | None = None,
+    argv: Sequence[str] = (),
+    report: Report = _no_report,
+) -> TrainResult:
+    """Go on with a run from its newest checkpoint that is whole, in its directory; from the start if there is none.
+
+    What differs in the configuration, and what cannot be restored, is said on stderr.
+
+    Args:
+        run_dir: The run directory.
+        overrides: Values by dotted key that win over those of the run, such as ``{"trainer.max_opts": 20_000}``.
+        checkpoint: Opt steps of the checkpoint to go on from instead; newer ones are set aside.
+        argv: The command line, kept in the run directory.
+        report: As for :func:`run`.
+
+    Raises:
+        ConfigError: Something that cannot work, before any process of the run was started.
+        RunDirError: It is no run directory, or in use.
+        CheckpointError: There are checkpoints, but none is whole; or the agent cannot take its state.
+        ActorFailed: An actor ended before it was asked to.
+        Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
+    """
+    processes.ensure_server()
+    with RunDir.open(run_dir) as opened:
+        config = resuming.new_config(opened, overrides or {})
+        spec = _require_possible(config)
+        found = resuming.find_checkpoint(opened, config, spec, checkpoint)
+        resuming.go_back(opened, found)
+        opened.go_on(config.to_yaml(), argv)
+        return _run_in(opened, config, spec, report, found)
+
+
+def _run_in(
+    run_dir: RunDir, config: RunConfig, spec: EnvSpec, report: Report, resumed: Checkpoint | None = None
+) -> TrainResult:
+    """Train as a run config says, in a run directory that is locked."""
     n_actors = config.actors.count()
-    agent_configs = [config.agent.for_actor(i, n_actors) for i in range(n_actors)]
-    evaluator = config.evaluator.build(env_eval)
-    with RunDir.create(config.run_dir or _default_run_dir(config), config.to_yaml(), argv) as run_dir:
-        ended = _Ended(run_dir, report)
-        with _discarded_if_refused(run_dir), ExitStack() as closed:
-            closed.callback(ended.tell)  # the last, when the display is gone
-            recorder = config.recorder.build(
-                run_dir.path, title=run_dir.path.name, goals=_goals(config.trainer), meta=model_meta(spec)
-            )
-            closed.callback(recorder.close)
-            closed.callback(evaluator.close)
-            result = (train_sync if config.trainer.mode == "sync" else train_async)(
-                config.agent,
-                agent_configs,
-                config.env,
-                env_eval,
-                config.step_processor,
-                config.replay,
-                config.actors,
-                config.trainer,
-                recorder,
-                evaluator,
-                seed=config.seed,
-                report=ended.note,
-            )
+    env_eval = config.env.eval()
+    ended = _Ended(run_dir, report)
+    with ExitStack() as closed:
+        closed.callback(ended.tell)  # the last, when the display is gone
+        recorder = config.recorder.build(
+            run_dir.path, title=run_dir.path.name, goals=_goals(config.trainer), meta=model_meta(spec)
+        )
+        closed.callback(recorder.close)
+        evaluator = closed.enter_context(closing(config.evaluator.build(env_eval)))
+        checkpoints = closed.enter_context(Checkpoints(run_dir.checkpoints, config.trainer.checkpoint, resumed))
+        result = (train_sync if config.trainer.mode == "sync" else train_async)(
+            config.agent,
+            [config.agent.for_actor(i, n_actors) for i in range(n_actors)],
+            config.env,
+            env_eval,
+            config.step_processor,
+            config.replay,
+            config.actors,
+            config.trainer,
+            recorder,
+            evaluator,
+            seed=config.seed,
+            checkpoints=checkpoints,
+            report=ended.note,
+        )
     return replace(result, run_dir=run_dir.path)
 
 
@@ -340,12 +395,12 @@ def _open_run(run_dir: Path | str, model: str) -> tuple[RunConfig, Path]:
     return RunConfig.load(run.path / "config.yaml"), run.model_path(model)
 
 
-def _require_possible(config: RunConfig, env_eval: EnvConfig) -> EnvSpec:
+def _require_possible(config: RunConfig) -> EnvSpec:
     """Find out before anything is created whether items, agent and evaluation suit the environment."""
     spec = config.env.spec()
     config.step_processor.layout(spec)
     config.agent.build_actor(spec)
-    spec.require_same_spaces(env_eval.spec())
+    spec.require_same_spaces(config.env.eval().spec())
     return spec
 
 
@@ -354,7 +409,7 @@ def _discarded_if_refused(run_dir: RunDir) -> Iterator[None]:
     """Leave no run directory behind a run that never began, such as one for which the memory does not suffice."""
     try:
         yield
-    except (ConfigError, ResourceError):
+    except (CheckpointError, ConfigError, ResourceError):
         run_dir.discard()
         raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from outrider.actor_manager import ActorManagerConfig
 from outrider.agents.dqn import DqnConfig
 from outrider.agents.sac import SacConfig
 from outrider.async_trainer import AsyncTrainerConfig
+from outrider.checkpoint import CheckpointConfig, Checkpoints
 from outrider.core import AgentConfig
 from outrider.envs.gymnasium import GymEnvConfig
 from outrider.evaluation import DefaultEvaluator
@@ -20,36 +22,38 @@ from outrider.sampling import SimpleStepProcessorConfig
 from outrider.wiring import train_async
 
 
-def names_recorded(agent: AgentConfig, env: GymEnvConfig) -> set[str]:
+def names_recorded(agent: AgentConfig, env: GymEnvConfig, folder: Path) -> set[str]:
     recorder = MemoryRecorder()
-    train_async(
-        agent,
-        [agent] * 2,
-        env,
-        env.eval(),
-        SimpleStepProcessorConfig(),
-        SimpleReplayBufferConfig(capacity=2_000),
-        ActorManagerConfig(n_buffer=8),
-        AsyncTrainerConfig(
-            max_opts=200,
-            warmup_period=500,
-            samples_per_insert=8.0,
-            eval_interval=50,
-            record_compute_cost_interval=50,
-            record_agent_info_interval=50,
-        ),
-        recorder,
-        DefaultEvaluator(env.eval()),
-    )
+    with Checkpoints(folder, CheckpointConfig()) as checkpoints:
+        train_async(
+            agent,
+            [agent] * 2,
+            env,
+            env.eval(),
+            SimpleStepProcessorConfig(),
+            SimpleReplayBufferConfig(capacity=2_000),
+            ActorManagerConfig(n_buffer=8),
+            AsyncTrainerConfig(
+                max_opts=200,
+                warmup_period=500,
+                samples_per_insert=8.0,
+                eval_interval=50,
+                record_compute_cost_interval=50,
+                record_agent_info_interval=50,
+            ),
+            recorder,
+            DefaultEvaluator(env.eval()),
+            checkpoints=checkpoints,
+        )
     return set().union(*recorder.lines) - set(AXES)
 
 
 @pytest.fixture(scope="module")
-def recorded() -> set[str]:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     dqn = DqnConfig(hidden=(8,), batch_size=32)
     sac = SacConfig(hidden=(8,), batch_size=32, random_steps=0)
-    return names_recorded(dqn, GymEnvConfig(id="CartPole-v1")) | names_recorded(
-        sac, GymEnvConfig(id="Pendulum-v1", max_episode_steps=20)
+    return names_recorded(dqn, GymEnvConfig(id="CartPole-v1"), tmp_path_factory.mktemp("dqn")) | names_recorded(
+        sac, GymEnvConfig(id="Pendulum-v1", max_episode_steps=20), tmp_path_factory.mktemp("sac")
     )
 
 

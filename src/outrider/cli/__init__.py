@@ -1,4 +1,4 @@
-"""The command ``outrider``: train, eval, presets. A thin layer over what Python offers.
+"""The command ``outrider``: train, resume, eval, presets. A thin layer over what Python offers.
 
 An error is one line on stderr, ``outrider: error: <dotted key>: expected ..., got ...``. Exit codes: 0 done, 2 refused
 before anything started, 1 failed while running, 128 + signal when a signal ended it (130 for Ctrl-C).
@@ -10,15 +10,23 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from outrider.cli import evaluate, train
+from outrider.cli import evaluate, resume, train
 from outrider.cli import presets as presets_verb
 from outrider.config import did_you_mean
-from outrider.errors import ConfigError, Interrupted, OutriderError, ResourceError, RunDirError
+from outrider.errors import (
+    CheckpointError,
+    ConfigError,
+    Interrupted,
+    OutriderError,
+    ResourceError,
+    RunDirError,
+)
 from outrider.interrupts import Interrupts
 from outrider.version import __version__
 
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train.main,
+    "resume": resume.main,
     "eval": evaluate.main,
     "presets": presets_verb.main,
 }
@@ -30,6 +38,7 @@ Asynchronous off-policy reinforcement learning: many actor processes, one learne
 
 verbs:
   train PRESET_OR_YAML [--dotted.key=value ...]   train; writes a run directory
+  resume RUN_DIR [--dotted.key=value ...]         go on with a run from its newest checkpoint
   eval RUN_DIR [--episodes N] [--model NAME]      play with what a run has learned
   presets [NAME]                                  list the presets, or print one
 
@@ -40,6 +49,7 @@ options:
 examples:
   outrider train cartpole-dqn
   outrider train sac --env.id=MountainCarContinuous-v0 --actors.n_actors=4
+  outrider resume runs/CartPole-v1-dqn-20260102-030405 --trainer.max_opts=200000
 """
 
 
@@ -56,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with Interrupts():
             return _dispatch(arguments)
-    except (ConfigError, ResourceError, RunDirError) as error:
+    except (CheckpointError, ConfigError, ResourceError, RunDirError) as error:
         return _fail(" ".join(str(error).split()), 2)
     except Interrupted as error:
         print(f"outrider: {error}", file=sys.stderr)

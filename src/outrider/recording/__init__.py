@@ -2,7 +2,7 @@
 
 from outrider.recording.choice import RecorderConfig
 from outrider.recording.console import ConsoleRecorder, Goals
-from outrider.recording.files import JsonlRecorder, TensorboardRecorder, read_metrics
+from outrider.recording.files import JsonlRecorder, TensorboardRecorder, read_metrics, rewind
 from outrider.recording.memory import MemoryRecorder, NullRecorder, TeeRecorder
 from outrider.recording.metrics import METRICS, Metric
 
@@ -18,4 +18,5 @@ __all__ = [
     "TeeRecorder",
     "TensorboardRecorder",
     "read_metrics",
+    "rewind",
 ]

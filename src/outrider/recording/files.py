@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -139,8 +139,7 @@ class TensorboardRecorder(JsonlRecorder):
     """
 
     def _open(self) -> list[AppendFile]:
-        name = f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}.{time.monotonic_ns()}"
-        events = AppendFile(self.path / name)
+        events = AppendFile(_events_path(self.path))
         events.write(_framed(Event(wall_time=time.time(), file_version="brain.Event:2")))
         return [*super()._open(), events]
 
@@ -167,6 +166,51 @@ def _cut_torn_line(path: Path) -> None:
         with path.open("rb+") as file:
             data = file.read()
             file.truncate(data.rfind(b"\n") + 1)
+
+
+def rewind(path: Path, opt_steps: int, env_steps: int) -> tuple[int, float | None]:
+    """Take a run's metrics back to an earlier moment, from which it goes on.
+
+    Later lines of ``metrics.jsonl`` are cut. What TensorBoard has of later steps stays in its files, but it is told to
+    forget it, by an event in a file of its own.
+
+    Args:
+        path: The run directory; no recorder has it open.
+        opt_steps: Lines of more opt steps are cut.
+        env_steps: So are those of more env steps.
+
+    Returns:
+        How many lines were cut, and the best score that there is in any line, which the model ``best`` has.
+
+    Raises:
+        OSError: It could not be done.
+    """
+    file = path / METRICS_FILE
+    if not file.exists():
+        return 0, None
+    _cut_torn_line(file)
+    kept, cut, scores = 0, 0, []
+    for row in file.read_bytes().splitlines(keepends=True):
+        line = json.loads(row)
+        scores.append(line.get("eval/best_mean_reward"))
+        if cut or line["opt_steps"] > opt_steps or line["env_steps"] > env_steps:
+            cut += 1
+        else:
+            kept += len(row)
+    os.truncate(file, kept)
+    if any(path.glob("events.out.tfevents.*")):
+        events = AppendFile(_events_path(path))
+        restart = SessionLog(status=SessionLog.START)
+        events.write(_framed(Event(wall_time=time.time(), file_version="brain.Event:2")))
+        events.write(_framed(Event(wall_time=time.time(), step=env_steps + 1, session_log=restart)))
+        events.close()
+    return cut, max((score for score in scores if score is not None), default=None)
+
+
+def _events_path(path: Path) -> Path:
+    """A new file of events; TensorBoard reads them in the order of their names."""
+    now = time.time()
+    return path / f"events.out.tfevents.{int(now):010d}.{platform.node()}.{os.getpid()}.{time.monotonic_ns()}"
 
 
 def _report(message: str) -> None:

@@ -79,6 +79,8 @@ METRICS = (
     Metric("async/staleness_max", "opt steps", "time_s", "max", "Highest such age."),
     Metric("async/learner_wait", "fraction", "time_s", "mean", "Part of its time the learner waits for data."),
     Metric("async/episodes", "episodes", "time_s", "last", "Episodes the actors finished since the start."),
+    Metric("async/checkpoint_pause_ms", "ms", "time_s", "max", "Time the learner stood still for a checkpoint."),
+    Metric("async/checkpoint_failures", "checkpoints", "time_s", "last", "Checkpoints that could not be written."),
     Metric("async/dropped_rows", "rows", "time_s", "last", "Rows left out because a value was not finite."),
     Metric("actor/*/env_steps", "env steps", "time_s", "last", "Environment steps of one actor since the start."),
     Metric("actor/*/env_steps_per_s", "env steps/s", "time_s", "mean", "Environment steps of one actor per second."),

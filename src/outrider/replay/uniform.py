@@ -6,6 +6,7 @@ as opaque bytes (numpy's ``void``): assigning structured records walks them fiel
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from outrider.config import Config, require
 from outrider.data import Array, Batch, Items, Layout, column_names, n_rows
-from outrider.errors import ConfigError, LayoutMismatch
+from outrider.errors import LayoutMismatch
 from outrider.seeding import Role, derive
 from outrider.shared_memory import require_memory
 
@@ -73,6 +74,7 @@ class SimpleReplayBuffer:
         self.capacity = capacity
         self.inserted = 0
         self.sampled = 0
+        self._start = 0  # number of the row that lies, or lay, in the first place
         self._rng = np.random.default_rng(seed)
         self._dtype = layout.record_dtype()
         self._void = np.dtype(("V", self._dtype.itemsize))
@@ -84,7 +86,17 @@ class SimpleReplayBuffer:
         self._outputs: dict[int, tuple[Array, Array, Array, Array]] = {}
 
     def __len__(self) -> int:
-        return min(self.inserted, self.capacity)
+        return min(self.inserted - self._start, self.capacity)
+
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest row that is still there, counted from 0."""
+        return self.inserted - len(self)
+
+    @property
+    def row_dtype(self) -> np.dtype[Any]:
+        """The structured dtype of a row."""
+        return self._dtype
 
     def accepts(self, layout: Layout) -> bool:
         """Whether this is the layout it was built for."""
@@ -111,7 +123,7 @@ class SimpleReplayBuffer:
             source = self._checked(items, m)
         taken = max(0, m - self.capacity)  # rows that this very push would overwrite
         while taken < m:
-            at = (self.inserted + taken) % self.capacity
+            at = (self.inserted - self._start + taken) % self.capacity
             n = min(m - taken, self.capacity - at)
             if isinstance(source, dict):
                 for name, column in source.items():
@@ -166,32 +178,64 @@ class SimpleReplayBuffer:
         """Nothing: sampling is uniform."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Stored rows by column, counters and the random generator.
+        """Stored rows, counters and the random generator."""
+        return {**self.state_without_rows(), "rows": self.copy_rows(self.oldest, self.inserted)}
 
-        The columns are views: write them before the next push.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave; the same draws follow if the capacity is the same.
+
+        Raises:
+            LayoutMismatch: Its rows have other columns.
         """
-        stored = len(self)
+        rows = state["rows"]
+        self.load_rows(state, [(state["inserted"] - len(rows), rows)])
+
+    def copy_rows(self, first: int, stop: int) -> Array:
+        """A copy of the rows ``[first, stop)``, counted from 0 in the order of their insertion.
+
+        Raises:
+            ValueError: Some of them are not there (any more).
+        """
+        if not self.oldest <= first <= stop <= self.inserted:
+            raise ValueError(f"rows: expected some of {self.oldest} to {self.inserted}, got {first} to {stop}")
+        out = np.empty(stop - first, self._dtype)
+        rows, at = out.view(self._void), (first - self._start) % self.capacity
+        n = min(stop - first, self.capacity - at)
+        rows[:n] = self._rows[at : at + n]
+        rows[n:] = self._rows[: stop - first - n]
+        return out
+
+    def state_without_rows(self) -> dict[str, Any]:
+        """Counters and the random generator."""
         return {
-            "rows": {name: self._records[name][:stored] for name in self.layout.names},
             "capacity": self.capacity,
+            "start": self._start,
             "inserted": self.inserted,
             "sampled": self.sampled,
             "rng": self._rng.bit_generator.state,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave; the same draws follow.
+    def load_rows(self, state: dict[str, Any], blocks: Iterable[tuple[int, Array]]) -> None:
+        """Restore rows, counters and random generator; of a larger buffer the newest rows.
+
+        Args:
+            state: What :meth:`state_without_rows` gave.
+            blocks: First row and rows of consecutive blocks ``[m]``, the last one up to ``inserted``.
 
         Raises:
-            ConfigError: The state is of a buffer of another capacity.
-            LayoutMismatch: Its columns are others.
+            LayoutMismatch: They have other columns.
         """
-        if state["capacity"] != self.capacity:
-            raise ConfigError("replay.capacity", f"{state['capacity']} as in the saved buffer", self.capacity)
-        rows = state["rows"]
-        stored = min(state["inserted"], self.capacity)
-        for name, column in self._checked(rows, stored).items():
-            self._records[name][:stored] = column
-        self.inserted = state["inserted"]
+        inserted = state["inserted"]
+        oldest = max(state["start"], inserted - min(self.capacity, state["capacity"]))
+        # Of another capacity, rows lie from the first place on; of the same one, where they lay: the draws are equal.
+        self._start = state["start"] if state["capacity"] == self.capacity else oldest
+        for first, rows in blocks:
+            if rows.dtype != self._dtype:
+                raise LayoutMismatch(f"rows: the replay buffer stores {self._dtype}, the saved ones are {rows.dtype}")
+            skipped = max(0, oldest - first)
+            if skipped < len(rows):
+                self.inserted = first + skipped
+                self.push(np.ascontiguousarray(rows[skipped:]).view(self._dtype))
+        self.inserted = inserted
         self.sampled = state["sampled"]
         self._rng.bit_generator.state = state["rng"]

@@ -18,7 +18,9 @@ from outrider.core import (
     Evaluator,
     Policy,
     Recorder,
+    ReplayBuffer,
     ReplayBufferConfig,
+    RowStore,
     StepProcessorConfig,
 )
 from outrider.data import (
@@ -167,6 +169,8 @@ def check_replay_buffer_config(config: ReplayBufferConfig, layout: Layout) -> No
     restored.load_state_dict(buffer.state_dict())
     counts = (len(restored), restored.inserted, restored.sampled)
     assert counts == (len(buffer), 64, 16), f"load_state_dict must restore rows and counters, they are {counts}"
+    if isinstance(buffer, RowStore):
+        _check_row_store(buffer, config.build(layout))
     _check_refuses(config, layout)
 
 
@@ -363,6 +367,22 @@ def _check_same_actions(a: Policy, b: Policy, obs: Obs, call: str) -> None:
     got, expected = np.array(a.sample(obs)), np.array(b.sample(obs))
     alike = np.isclose(got, expected, atol=1e-5).reshape(len(got), -1).all(axis=1).mean()
     assert alike > 0.5, f"after {call} both must act alike in eval mode, they do in {alike:.0%} of the states"
+
+
+def _check_row_store(buffer: RowStore, restored: ReplayBuffer) -> None:
+    """Rows that are saved in blocks make the same buffer."""
+    assert isinstance(restored, RowStore)
+    first, stop = buffer.oldest, buffer.inserted
+    middle = (first + stop) // 2
+    blocks = [(start, buffer.copy_rows(start, end)) for start, end in ((first, middle), (middle, stop))]
+    assert blocks[0][1].dtype == buffer.row_dtype, f"rows must be of row_dtype, they are {blocks[0][1].dtype}"
+    state = buffer.state_without_rows()
+    assert state["inserted"] == stop, f"state_without_rows must have 'inserted': {stop}, it has {state['inserted']}"
+    restored.load_rows(state, blocks)
+    again = (restored.oldest, restored.inserted)
+    assert again == (first, stop), f"load_rows must restore rows {first} to {stop}, they are {again}"
+    same = restored.copy_rows(first, stop).tobytes() == np.concatenate([rows for _, rows in blocks]).tobytes()
+    assert same, "load_rows must restore the rows as they were"
 
 
 def _check_refuses(config: ReplayBufferConfig, layout: Layout) -> None:
