@@ -84,8 +84,8 @@ class AsyncTrainer:
     **Blocks** in `train` until a stop condition holds.
     **Closes**: leaving `train` for any reason sets the stop flag of the actors.
 
-    A checkpoint does not disturb the actors. A run that is resumed has new ones: what was open in the old ones, episodes
-    and windows of n steps, is discarded.
+    A checkpoint does not disturb the actors. A run that is resumed has new ones: what was open in the old ones,
+    episodes and windows of n steps, is discarded.
     """
 
     def __init__(
