@@ -9,6 +9,7 @@ import pytest
 from outrider import errors
 from outrider.errors import (
     ActorFailed,
+    ActorHung,
     BadData,
     ChannelClosed,
     ChannelError,
@@ -37,6 +38,7 @@ EXAMPLES: list[OutriderError] = [
     RunDirError("expected an empty one"),
     CheckpointError("agent.x: expected a tensor, got a lock"),
     BadData(2, "reward", 640, "nan"),
+    ActorHung(2, "a step", "step_timeout_s", 60.0, "File x"),
     ActorFailed(3, "Traceback ...\nValueError: no\n", 1),
     ActorFailed(3, exitcode=-9),
     ActorFailed(3, exitcode=0),

@@ -46,6 +46,8 @@ LAYERS = (
     "interrupts",
     "learner",
     "actor",
+    "crew",
+    "supervisor",
     "actor_manager",
     "async_trainer",
     "trainer",

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from outrider.channel import ItemSender, ReplayBufferProxy, ReplayBufferProxyConfig
@@ -17,15 +17,26 @@ from outrider.model_sync import ModelReceiver, ModelSnapshot
 from outrider.sampling import Sampler
 from outrider.shared_memory import Arena, LocalArena
 
+BEAT_S = 0.2  # between two signs of life of an actor that waits
+
 
 class ActorState(IntEnum):
     """What an actor is doing."""
 
     STARTING = 0
-    BUILDING = 1
-    WAITING_FOR_MODEL = 2
-    RUNNING = 3
-    FINISHED = 4
+    WAITING_FOR_GUARD = 1
+    BUILDING = 2
+    WAITING_FOR_MODEL = 3
+    RESETTING = 4
+    RUNNING = 5
+    WAITING_FOR_ROOM = 6
+    RESTARTING = 7
+    FINISHED = 8
+
+    @property
+    def text(self) -> str:
+        """In words, such as ``waiting for room``."""
+        return self.name.lower().replace("_", " ")
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,8 @@ class ActorStat:
         duration_s: Seconds from its start to its end, or to now.
         wait_s: Seconds spent waiting for room in its ring.
         state: What it is doing.
+        restarts: How often another one was started in its place; its numbers are sums over all of them.
+        share: Its part of the rows of all actors.
     """
 
     actor_id: int
@@ -49,6 +62,8 @@ class ActorStat:
     duration_s: float
     wait_s: float
     state: ActorState
+    restarts: int = 0
+    share: float = 1.0
 
     @property
     def samples_per_s(self) -> float:
@@ -92,7 +107,9 @@ class ActorBoard:
 
     def stats(self) -> list[ActorStat]:
         """What every actor has done so far."""
-        return [self.cell(i).stat(i) for i in range(self.n_actors)]
+        stats = [self.cell(i).stat(i) for i in range(self.n_actors)]
+        total = max(1, sum(s.samples for s in stats))
+        return [replace(s, share=s.samples / total) for s in stats]
 
     def close(self) -> None:
         """Give the memory back."""
@@ -101,12 +118,21 @@ class ActorBoard:
 
 
 class ActorCell:
-    """One actor's row of the board. Counters go on over restarts of the actor."""
+    """One actor's row of the board. Counters go on over restarts of the actor; ``BEAT`` changes with each step."""
 
-    STATE, SAMPLES, ENV_STEPS, EPISODES, STARTED_NS, ENDED_NS, WAIT_NS = range(7)
+    STATE, SAMPLES, ENV_STEPS, EPISODES, STARTED_NS, ENDED_NS, WAIT_NS, BEAT, RESTARTS = range(9)
 
     def __init__(self, words: memoryview) -> None:
         self.words = words
+
+    @property
+    def state(self) -> ActorState:
+        """What the actor is doing."""
+        return ActorState(self.words[self.STATE])
+
+    @state.setter
+    def state(self, state: ActorState) -> None:
+        self.words[self.STATE] = state
 
     def start(self) -> None:
         """Note the time of the first start."""
@@ -117,7 +143,7 @@ class ActorCell:
     def end(self) -> None:
         """Note the time of the end."""
         self.words[self.ENDED_NS] = time.monotonic_ns()
-        self.words[self.STATE] = ActorState.FINISHED
+        self.state = ActorState.FINISHED
 
     def stat(self, actor: int) -> ActorStat:
         """The row as numbers."""
@@ -130,7 +156,8 @@ class ActorCell:
             episodes=w[self.EPISODES],
             duration_s=(ended - started) / 1e9 if started else 0.0,
             wait_s=w[self.WAIT_NS] / 1e9,
-            state=ActorState(w[self.STATE]),
+            state=self.state,
+            restarts=w[self.RESTARTS],
         )
 
 
@@ -239,9 +266,12 @@ class Actor:
 
     def _build_env(self, guard: InitGuard) -> Env | None:
         """Build the environments when it is this actor's turn; None if the run was stopped by then."""
-        self._state(ActorState.BUILDING)
-        if not guard.acquire(stop=self.stop):
-            return None
+        self.cell.state = ActorState.WAITING_FOR_GUARD
+        while not guard.acquire(BEAT_S, self.stop):
+            if self.stop.is_set():
+                return None
+            self.cell.words[self.cell.BEAT] += 1
+        self.cell.state = ActorState.BUILDING
         try:
             return self.env_config.build(self.env_seed, self.n_envs)
         finally:
@@ -252,16 +282,16 @@ class Actor:
         item_sender.layout.require_equal(self.step_proc_config.layout(self.env_spec), "the item channel", who)
         model_receiver.require_equal(self.policy.model_info()[1], who)
         model = model_receiver.open()
-        self._state(ActorState.WAITING_FOR_MODEL)
-        while not model.wait_first(self.stop, timeout_s=1.0):
+        self.cell.state = ActorState.WAITING_FOR_MODEL
+        while not model.wait_first(self.stop, BEAT_S):
             if self.stop.is_set():
                 return
+            self.cell.words[self.cell.BEAT] += 1
         self.policy.sync_model(model.info)
         self.policy.train()
         proxy = ReplayBufferProxy.build(self.proxy_config, item_sender, self.id, self.incarnation, self.stop)
         processor = self.step_proc_config.build(self.env_spec, self.n_envs)
         sampler = Sampler(env, self.policy, processor, item_sender.layout)
-        self._state(ActorState.RUNNING)
         try:
             self._loop(sampler, proxy, model)
         except ChannelClosed:  # stopped while it waited for room: the rows it held were never promised
@@ -272,21 +302,27 @@ class Actor:
 
     def _loop(self, sampler: Sampler, proxy: ReplayBufferProxy, model: ModelSnapshot) -> None:
         words, cell = self.cell.words, self.cell
-        env_steps, samples = words[cell.ENV_STEPS], words[cell.SAMPLES]
+        env_steps, samples, wait_ns = words[cell.ENV_STEPS], words[cell.SAMPLES], words[cell.WAIT_NS]
+        at_beat = cell.BEAT
 
         def committed() -> None:  # a message at a time: nothing is counted on the way of a single step
             words[cell.ENV_STEPS] = env_steps + proxy.env_steps
             words[cell.SAMPLES] = samples + proxy.rows
-            words[cell.WAIT_NS] = int(proxy.wait_s * 1e9)
+            words[cell.WAIT_NS] = wait_ns + int(proxy.wait_s * 1e9)
 
-        proxy.on_commit = committed
+        def waits(waiting: bool) -> None:
+            cell.state = ActorState.WAITING_FOR_ROOM if waiting else ActorState.RUNNING
+
+        proxy.on_commit, proxy.on_wait = committed, waits
+        cell.state = ActorState.RESETTING
         sampler.reset()
+        cell.state = ActorState.RUNNING
         stopped, fetch, sync, info = self.stop.is_set, model.fetch, self.policy.sync_model, model.info
         while not stopped():
             if fetch():
                 sync(info)
             items, episodes = sampler.sample(model.model_version)
-            proxy.env_steps = sampler.env_steps
+            proxy.env_steps = words[at_beat] = sampler.env_steps
             if episodes:
                 proxy.report(episodes)
                 words[cell.EPISODES] += len(episodes)
@@ -294,9 +330,6 @@ class Actor:
                 proxy.push(items)
             else:
                 proxy.tick()
-
-    def _state(self, state: ActorState) -> None:
-        self.cell.words[self.cell.STATE] = state
 
 
 @contextmanager

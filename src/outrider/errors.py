@@ -15,6 +15,7 @@
     ├── CheckpointError        state that cannot be stored, or a checkpoint that is damaged
     ├── BadData                NaN or infinity in an observation, action or reward
     ├── ActorFailed            an actor ended; carries its traceback, exit code or signal
+    │   └── ActorHung          an actor showed no sign of life and was killed; says what it was doing
     └── Interrupted            a signal asked the run to end; carries the exit code
 
 All of them say *where*, *what was expected* and *what came*, and all of them can be pickled.
@@ -154,6 +155,29 @@ class ActorFailed(OutriderError):
                 name = f"signal {-self.exitcode}"
             return f"actor {self.actor_id} was killed by {name}"
         return f"actor {self.actor_id} ended by itself with exit code {self.exitcode}"
+
+
+class ActorHung(ActorFailed):
+    """An actor showed no sign of life for too long, and was killed.
+
+    Args:
+        actor_id: Index of the actor.
+        stage: What it was doing, such as ``a step``.
+        key: Name of the time-out, such as ``step_timeout_s``.
+        limit_s: Its seconds.
+        stack: Stacks of its threads at that time, as far as they are known.
+    """
+
+    def __init__(self, actor_id: int, stage: str, key: str, limit_s: float, stack: str = "") -> None:
+        super().__init__(actor_id, stack, -signal.SIGKILL)
+        self.args = actor_id, stage, key, limit_s, stack
+        self.stage = stage
+        self.key = key
+        self.limit_s = limit_s
+
+    def __str__(self) -> str:
+        text = f"actor {self.actor_id} hung in {self.stage}: killed after {self.limit_s:g} s (actors.{self.key})"
+        return f"{text}\n{self.traceback_text.rstrip()}" if self.traceback_text else text
 
 
 class Interrupted(OutriderError):

@@ -141,6 +141,7 @@ class SamplerSource:
 
     def actor_stats(self, duration_s: float) -> list[ActorStat]:
         """What each player has done."""
+        total = max(1, sum(player.inserted for player in self._players))
         return [
             ActorStat(
                 actor_id=i,
@@ -150,6 +151,7 @@ class SamplerSource:
                 duration_s=duration_s,
                 wait_s=0.0,
                 state=ActorState.FINISHED,
+                share=player.inserted / total,
             )
             for i, player in enumerate(self._players)
         ]

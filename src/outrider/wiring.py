@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -84,6 +85,7 @@ def train_async(
     seed: int = 0,
     checkpoints: Checkpoints | None = None,
     report: Report = _no_report,
+    logs: Path | None = None,
 ) -> TrainResult:
     """Train asynchronously: actors in processes of their own, the learner in this thread.
 
@@ -102,6 +104,7 @@ def train_async(
         checkpoints: Saves the run, and says what it goes on from; not closed here. None: it is not saved.
         report: Called with what was done when the run ends, however that is; for those who get no result because
             it ends with an exception.
+        logs: Directory for what actors that fail leave, see `ActorManager.build`.
 
     Raises:
         ConfigError: Something that cannot work, before any process was started.
@@ -124,6 +127,7 @@ def train_async(
             stop,
             seed=seed,
             incarnations=resuming.incarnations(checkpoints),
+            logs=logs,
         )
         trainer = AsyncTrainer.build(
             async_trainer_config,
@@ -266,7 +270,8 @@ def _run_in(
         closed.callback(recorder.close)
         evaluator = closed.enter_context(closing(config.evaluator.build(env_eval)))
         checkpoints = closed.enter_context(Checkpoints(run_dir.checkpoints, config.trainer.checkpoint, resumed))
-        result = (train_sync if config.trainer.mode == "sync" else train_async)(
+        train = train_sync if config.trainer.mode == "sync" else partial(train_async, logs=run_dir.logs)
+        result = train(
             config.agent,
             [config.agent.for_actor(i, n_actors) for i in range(n_actors)],
             config.env,

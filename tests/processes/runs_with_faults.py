@@ -77,6 +77,7 @@ def train(
     step_processor: Any = None,
     replay: Any = None,
     actors: dict[str, Any] | None = None,
+    logs: Path | None = None,
     **trainer: Any,
 ) -> TrainResult:
     """Train a fake agent; until something fails, or for 30 s."""
@@ -94,6 +95,7 @@ def train(
         AsyncTrainerConfig(**config),
         recorder or NullRecorder(),
         evaluator or NoEvaluator(),
+        logs=logs,
     )
 
 

@@ -66,7 +66,8 @@ class Wrapped:
 
 
 def failure(env: Any, recorder: TimedRecorder | None = None, **options: Any) -> ActorFailed:
-    """Train until an actor fails. The error is without the frames that keep the memory of the run."""
+    """Train until an actor fails, once. The error is without the frames that keep the memory of the run."""
+    options["actors"] = {"restarts": 0} | options.get("actors", {})
     with nothing_left():
         with pytest.raises(ActorFailed) as caught:
             train(env, recorder, **options)

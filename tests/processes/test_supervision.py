@@ -1,0 +1,190 @@
+"""Actors that end or hang are replaced, within a budget, and nothing that they had sent is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from children_faults import FaultAgentConfig, actor_id, fault_env, note
+from runs_with_faults import noted, nothing_left, train
+
+from outrider.actor import ActorState
+from outrider.actor_manager import ActorManager
+from outrider.envs.gymnasium import GymEnvConfig
+from outrider.errors import ActorFailed
+from outrider.seeding import env_seeds
+from outrider.testing import FailingEnv
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fork_server() -> None:
+    fault_env().spec()
+
+
+class OnceEnv(FailingEnv):
+    """Fails in the first `times` incarnations of one actor; notes its process and the seeds it gets.
+
+    Args:
+        folder: Where to note.
+        where: As there.
+        how: As there; or ``stop``: SIGSTOP.
+        at: As there.
+        times: Incarnations that fail.
+        actor: The actor that fails.
+    """
+
+    def __init__(
+        self, folder: str, where: Any = "step", how: Any = "raise", at: int = 0, times: int = 1, actor: int = 0
+    ) -> None:
+        self.folder, self.me = Path(folder), actor_id()
+        life = len(list(self.folder.glob(f"life-{self.me}-*")))
+        if self.me is not None:
+            note(folder, f"life-{self.me}-{life}", os.getpid())
+        self.life = life
+        super().__init__(where if self.me == actor and life < times else "never", how, at)  # type: ignore[arg-type]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed is not None and self.me is not None:
+            note(str(self.folder), f"seed-{self.me}-{self.life}", seed)
+        return super().reset(seed=seed, options=options)
+
+    def _fail_in(self, where: str) -> None:
+        if where == self.where and self.at == 0 and self.how == "stop":  # type: ignore[comparison-overlap]
+            os.kill(os.getpid(), signal.SIGSTOP)
+        super()._fail_in(where)
+
+
+def once(folder: Path, **kwargs: Any) -> GymEnvConfig:
+    return GymEnvConfig(id=OnceEnv, kwargs={"folder": str(folder), **kwargs})
+
+
+def train_until(condition: Any, env: Any, recorder: Any = None, **options: Any) -> Any:
+    """Train until `condition(stats of the actors)` holds, 30 s at most."""
+    kept: list[ActorManager] = []
+    run = ActorManager.run
+
+    def run_and_keep(self: ActorManager, guard: Any) -> None:
+        run(self, guard)
+        kept.append(self)
+
+    def watch() -> None:
+        while not kept or not (condition(kept[0].stats()) or kept[0].stop.is_set()):
+            if ended.wait(0.02):
+                return
+        held.append(condition(kept[0].stats()))
+        kept[0].stop.set()
+
+    ended, held = threading.Event(), list[bool]()
+    thread = threading.Thread(target=watch)
+    thread.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ActorManager, "run", run_and_keep)
+        try:
+            result = train(env, recorder, **options)
+        finally:
+            ended.set()
+            thread.join()
+            kept.clear()
+    assert held == [True]
+    return result
+
+
+@pytest.mark.parametrize(
+    ("where", "how", "limit", "text"),
+    [
+        ("init", "hang", {"build_timeout_s": 2.0}, "actor 0 hung in building its environments: killed after 2 s (a"),
+        ("reset", "hang", {"reset_timeout_s": 1.0}, "actor 0 hung in the first reset: killed after 1 s (actors.reset"),
+        ("step", "hang", {"step_timeout_s": 1.0, "reset_timeout_s": 0.5}, "actor 0 hung in a step: killed after 1 s"),
+        ("step", "stop", {"step_timeout_s": 1.0, "reset_timeout_s": 0.5}, "actor 0 hung in a step: killed after 1 s"),
+    ],
+)
+def test_an_actor_that_hangs_shows_its_stack_and_is_replaced(
+    where: str, how: str, limit: dict[str, float], text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with nothing_left():
+        result = train_until(
+            restarted_and_running(1),
+            once(tmp_path, where=where, how=how),
+            logs=tmp_path,
+            actors={"n_buffer": 8, **limit},
+        )
+    assert result.actor_stats[0].restarts == 1
+    assert [r.getMessage()[: len(text)] for r in caplog.records] == [text]
+    if how == "hang":
+        written = (tmp_path / "actor-0.log").read_text()
+        assert "(most recent call first)" in written
+        assert f"in {'__init__' if where == 'init' else where}\n" in written
+        assert text in written
+
+
+def test_an_actor_that_fails_too_often_ends_the_run_with_its_first_failure(tmp_path: Path) -> None:
+    env = once(tmp_path, times=9, at=60)
+    with nothing_left():
+        with pytest.raises(ActorFailed, match="ValueError: as asked") as caught:
+            train(env, actors={"n_buffer": 8, "restarts": 2})
+        del caught
+    assert len(list(tmp_path.glob("life-0-*"))) == 3
+    assert len(list(tmp_path.glob("life-1-*"))) == 1
+
+
+def test_all_actors_failing_before_any_message_end_the_run_at_once(tmp_path: Path) -> None:
+    with nothing_left():
+        start = time.monotonic()
+        with pytest.raises(ActorFailed, match=r"actor \d failed: ValueError: as asked") as caught:
+            train(fault_env(where="reset", folder=str(tmp_path)), n_actors=3)
+        assert time.monotonic() - start < 10.0
+        del caught
+
+
+def test_one_actor_failing_before_its_first_message_is_replaced_while_the_others_work(tmp_path: Path) -> None:
+    result = train_until(restarted_and_running(2), once(tmp_path, where="reset", times=2))
+    assert result.actor_stats[0].restarts == 2
+
+
+def test_an_actor_that_waits_for_a_learner_is_not_taken_for_stuck(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = {"step_timeout_s": 0.5, "reset_timeout_s": 0.5, "build_timeout_s": 5.0}
+    slow = FaultAgentConfig(opt_s=1.5)
+    result = train(
+        once(tmp_path, times=0), agent=slow, max_time_s=5.0, samples_per_insert=1000.0, actors={"n_buffer": 8, **limits}
+    )
+    assert all(s.wait_s > 1.0 for s in result.actor_stats)
+    assert caplog.records == []
+
+
+def restarted_and_running(n: int, env_steps: int = 200) -> Any:
+    return lambda stats: (
+        stats[0].restarts >= n and stats[0].state is ActorState.RUNNING and stats[0].env_steps >= env_steps
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("raise", "actor 0 failed: ValueError: as asked; restart 1 of 5 within 600 s follows in 0.5 s"),
+        ("exit", "actor 0 failed: SystemExit: 0; restart 1 of 5 "),
+        ("segfault", "actor 0 was killed by SIGSEGV; restart 1 of 5 "),
+        ("kill", "actor 0 was killed by SIGKILL; restart 1 of 5 "),
+    ],
+)
+def test_an_actor_that_ends_is_replaced_by_one_with_a_new_seed(
+    how: str, text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with nothing_left():
+        result = train_until(restarted_and_running(1), once(tmp_path, how=how, at=60))
+    first, second = (int(noted(tmp_path, f"seed-0-{life}")[0]) for life in (0, 1))
+    assert (first, second) == (env_seeds(0, 0, 0, 1)[0], env_seeds(0, 0, 1, 1)[0])
+    assert result.actor_stats[0].restarts == 1
+    assert result.actor_stats[1].restarts == 0
+    assert [r.getMessage()[: len(text)] for r in caplog.records] == [text]
