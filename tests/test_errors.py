@@ -21,6 +21,7 @@ from outrider.errors import (
     OutriderError,
     ResourceError,
     RunDirError,
+    Stalled,
     Unbound,
     UnsupportedSpace,
 )
@@ -38,6 +39,7 @@ EXAMPLES: list[OutriderError] = [
     RunDirError("expected an empty one"),
     CheckpointError("agent.x: expected a tensor, got a lock"),
     BadData(2, "reward", 640, "nan"),
+    Stalled(300.0, "an opt step", ("actor 0: running",)),
     ActorHung(2, "a step", "step_timeout_s", 60.0, "File x"),
     ActorFailed(3, "Traceback ...\nValueError: no\n", 1),
     ActorFailed(3, exitcode=-9),

@@ -45,6 +45,7 @@ LAYERS = (
     "run_state",
     "interrupts",
     "learner",
+    "watchdog",
     "actor",
     "crew",
     "supervisor",

@@ -11,6 +11,7 @@ from enum import IntEnum
 
 from outrider.channel import ItemSender, ReplayBufferProxy, ReplayBufferProxyConfig
 from outrider.core import ActorPolicy, AgentConfig, Env, EnvConfig, EnvSpec, StepProcessorConfig
+from outrider.data import Record
 from outrider.errors import ChannelClosed
 from outrider.flags import InitGuard, StopFlag
 from outrider.model_sync import ModelReceiver, ModelSnapshot
@@ -111,6 +112,29 @@ class ActorBoard:
         total = max(1, sum(s.samples for s in stats))
         return [replace(s, share=s.samples / total) for s in stats]
 
+    def statistics(self) -> Record:
+        """How many actors are alive, how often one was restarted, and what each is doing."""
+        stats = self.stats()
+        gone = (ActorState.RESTARTING, ActorState.FINISHED)
+        record: Record = {f"actor/{s.actor_id}/state": s.state.text for s in stats}
+        record["async/actors_alive"] = sum(s.state not in gone for s in stats)
+        record["async/actor_restarts"] = sum(s.restarts for s in stats)
+        return record
+
+    def signs(self) -> tuple[int, ...]:
+        """Numbers that change when an actor makes a step, or gets ready for its first; restarts are none."""
+        rows = [self.cell(i).words for i in range(self.n_actors)]
+        steps = [w[ActorCell.STEP] for w in rows]
+        return *steps, *(0 if w[ActorCell.RESTARTS] else w[ActorCell.STATE] for w in rows)
+
+    def describe(self) -> list[str]:
+        """A line on each actor: what it is doing, and what it has done."""
+        return [
+            f"actor {s.actor_id}: {s.state.text}, {s.env_steps} env steps, {s.samples_per_s:.1f} samples/s"
+            + (f", restarted {s.restarts} times" if s.restarts else "")
+            for s in self.stats()
+        ]
+
     def close(self) -> None:
         """Give the memory back."""
         self._words.release()
@@ -118,9 +142,12 @@ class ActorBoard:
 
 
 class ActorCell:
-    """One actor's row of the board. Counters go on over restarts of the actor; ``BEAT`` changes with each step."""
+    """One actor's row of the board. Counters go on over restarts of the actor.
 
-    STATE, SAMPLES, ENV_STEPS, EPISODES, STARTED_NS, ENDED_NS, WAIT_NS, BEAT, RESTARTS = range(9)
+    ``STEP`` changes with each step, and ``NAP`` now and then while it waits: signs of life.
+    """
+
+    STATE, SAMPLES, ENV_STEPS, EPISODES, STARTED_NS, ENDED_NS, WAIT_NS, STEP, NAP, RESTARTS = range(10)
 
     def __init__(self, words: memoryview) -> None:
         self.words = words
@@ -270,7 +297,7 @@ class Actor:
         while not guard.acquire(BEAT_S, self.stop):
             if self.stop.is_set():
                 return None
-            self.cell.words[self.cell.BEAT] += 1
+            self.cell.words[self.cell.NAP] += 1
         self.cell.state = ActorState.BUILDING
         try:
             return self.env_config.build(self.env_seed, self.n_envs)
@@ -286,7 +313,7 @@ class Actor:
         while not model.wait_first(self.stop, BEAT_S):
             if self.stop.is_set():
                 return
-            self.cell.words[self.cell.BEAT] += 1
+            self.cell.words[self.cell.NAP] += 1
         self.policy.sync_model(model.info)
         self.policy.train()
         proxy = ReplayBufferProxy.build(self.proxy_config, item_sender, self.id, self.incarnation, self.stop)
@@ -303,7 +330,7 @@ class Actor:
     def _loop(self, sampler: Sampler, proxy: ReplayBufferProxy, model: ModelSnapshot) -> None:
         words, cell = self.cell.words, self.cell
         env_steps, samples, wait_ns = words[cell.ENV_STEPS], words[cell.SAMPLES], words[cell.WAIT_NS]
-        at_beat = cell.BEAT
+        at_step = cell.STEP
 
         def committed() -> None:  # a message at a time: nothing is counted on the way of a single step
             words[cell.ENV_STEPS] = env_steps + proxy.env_steps
@@ -322,7 +349,7 @@ class Actor:
             if fetch():
                 sync(info)
             items, episodes = sampler.sample(model.model_version)
-            proxy.env_steps = words[at_beat] = sampler.env_steps
+            proxy.env_steps = words[at_step] = sampler.env_steps
             if episodes:
                 proxy.report(episodes)
                 words[cell.EPISODES] += len(episodes)

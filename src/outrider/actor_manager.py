@@ -117,6 +117,7 @@ class ActorManager:
         self._item_sender = item_sender
         self._model_receiver = model_receiver
         self._board = ActorBoard(len(orders), shared=config.backend == "processes")
+        item_sender.introduce(self._board)
         self._supervisor: Supervisor | None = None
         self._final: list[ActorStat] | None = None
 

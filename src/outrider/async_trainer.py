@@ -20,6 +20,7 @@ from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner, build_
 from outrider.model_sync import ModelSender
 from outrider.seeding import Role, derive
 from outrider.statistics import Counters
+from outrider.watchdog import Watchdog
 
 __all__ = ["AsyncTrainStat", "AsyncTrainer", "AsyncTrainerConfig"]
 
@@ -72,8 +73,9 @@ class ChannelSource:
         """Nothing: the actors of a resumed run are new ones."""
 
     def statistics(self) -> Record:
-        """Ring fill."""
-        return {"async/ring_fill": self._receiver.fill()}
+        """Ring fill, and what the actors are doing."""
+        crew = self._receiver.crew
+        return {"async/ring_fill": self._receiver.fill()} | ({} if crew is None else crew.statistics())
 
 
 class AsyncTrainer:
@@ -114,6 +116,7 @@ class AsyncTrainer:
             slack=item_receiver.message_rows,
             should_stop=self._should_stop,
         )
+        self._evaluation_steps = 0
 
     @classmethod
     def build(
@@ -181,17 +184,22 @@ class AsyncTrainer:
             checkpoints: Saves the run so that it can be resumed; not closed here. None: it is not saved.
 
         Raises:
-            ActorFailed: An actor ended before it was asked to; carries its traceback.
+            ActorFailed: An actor ended before it was asked to, and was not restarted; carries its traceback.
+            Stalled: Nothing moved for ``stall_timeout_s``.
         """
         choose_threads(self._item_receiver.n_actors)
         self.learner.checkpoints = checkpoints
+        watchdog = Watchdog(
+            self.learner, self._item_receiver, self.stop, self.config.stall_timeout_s, lambda: self._evaluation_steps
+        )
         try:
-            with attended(evaluator, self._stopping, guard_init_env):
+            with watchdog, attended(evaluator, self._stopping, guard_init_env):
                 return self.learner.run(recorder, evaluator)
         finally:
             self.stop.set()
 
     def _stopping(self) -> bool:
+        self._evaluation_steps += 1  # a sign of life
         return self._stop_reason is not None or self.stop.is_set()
 
     def _should_stop(self) -> str | None:

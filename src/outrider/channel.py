@@ -12,18 +12,19 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from outrider.binding import Binding
 from outrider.config import require
 from outrider.core import EnvSpec
-from outrider.data import Array, Episode, Layout
+from outrider.data import Array, Episode, Layout, Record
 from outrider.flags import StopFlag
 from outrider.replay_buffer_proxy import LONGEST_NAP_S, NAP_S, ReplayBufferProxy, ReplayBufferProxyConfig
 from outrider.rings import EPISODE, HEADER, Rings
 from outrider.shared_memory import Backend, Fence
 
 __all__ = [
+    "Crew",
     "ItemReceiver",
     "ItemSender",
     "PushedItemMessage",
@@ -33,9 +34,29 @@ __all__ = [
 ]
 
 
+class Crew(Protocol):
+    """Those who send, as the receiving side may know them."""
+
+    def statistics(self) -> Record:
+        """How many are alive, and what each is doing."""
+        ...
+
+    def signs(self) -> tuple[int, ...]:
+        """Numbers that change when one of them makes a step, or gets ready for its first."""
+        ...
+
+    def describe(self) -> list[str]:
+        """A line on each, for errors."""
+        ...
+
+
+class _ItemBinding(Binding[Rings]):
+    crew: Crew | None = None
+
+
 def item_channel() -> tuple[ItemSender, ItemReceiver]:
     """Make the two ends of an item channel, unbound: ``ActorManager.build`` binds them once the layout is known."""
-    binding: Binding[Rings] = Binding("item channel", "ActorManager.build", {"sender", "receiver"})
+    binding = _ItemBinding("item channel", "ActorManager.build", {"sender", "receiver"})
     return ItemSender(binding), ItemReceiver(binding)
 
 
@@ -48,7 +69,7 @@ class ItemSender:
     Closes: its hold on the rings. They are freed when the receiver and every actor have let go, too.
     """
 
-    def __init__(self, binding: Binding[Rings]) -> None:
+    def __init__(self, binding: _ItemBinding) -> None:
         self._binding = binding
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -112,6 +133,10 @@ class ItemSender:
         """The config of the proxies that fit this channel."""
         return ReplayBufferProxyConfig(n_buffer=self.rings.n_buffer, max_message_age_s=self.rings.max_message_age_s)
 
+    def introduce(self, crew: Crew) -> None:
+        """Let the receiving side know who sends."""
+        self._binding.crew = crew
+
     def fail(self, error: BaseException) -> None:
         """Let the receiver raise this at its next drain or wait; the first failure is kept. From any thread."""
         self._binding.fail(error)
@@ -122,7 +147,7 @@ class ItemSender:
 
 
 def _bound_sender(rings: Rings) -> ItemSender:
-    binding: Binding[Rings] = Binding("item channel", "ActorManager.build", {"sender"})
+    binding = _ItemBinding("item channel", "ActorManager.build", {"sender"})
     binding.bind(rings)
     return ItemSender(binding)
 
@@ -162,7 +187,7 @@ class ItemReceiver:
     Closes: its hold on the rings.
     """
 
-    def __init__(self, binding: Binding[Rings]) -> None:
+    def __init__(self, binding: _ItemBinding) -> None:
         self._binding = binding
         self._taker: _Taker | None = None
 
@@ -198,6 +223,11 @@ class ItemReceiver:
     def env_spec(self) -> EnvSpec | None:
         """The actors' environment, if the sender was told."""
         return self._binding.get("receiver").env_spec
+
+    @property
+    def crew(self) -> Crew | None:
+        """Those who send, if they were introduced."""
+        return self._binding.crew
 
     def fail(self, error: BaseException) -> None:
         """Let every later :meth:`drain` and :meth:`wait` raise this; the first failure is kept."""

@@ -16,6 +16,7 @@
     ├── BadData                NaN or infinity in an observation, action or reward
     ├── ActorFailed            an actor ended; carries its traceback, exit code or signal
     │   └── ActorHung          an actor showed no sign of life and was killed; says what it was doing
+    ├── Stalled                nothing moved for too long; says who waits for whom
     └── Interrupted            a signal asked the run to end; carries the exit code
 
 All of them say *where*, *what was expected* and *what came*, and all of them can be pickled.
@@ -178,6 +179,26 @@ class ActorHung(ActorFailed):
     def __str__(self) -> str:
         text = f"actor {self.actor_id} hung in {self.stage}: killed after {self.limit_s:g} s (actors.{self.key})"
         return f"{text}\n{self.traceback_text.rstrip()}" if self.traceback_text else text
+
+
+class Stalled(OutriderError):
+    """Nothing moved anywhere for too long.
+
+    Args:
+        timeout_s: For how many seconds.
+        learner: What the learner was doing.
+        actors: A line on what each actor was doing.
+    """
+
+    def __init__(self, timeout_s: float, learner: str, actors: tuple[str, ...] = ()) -> None:
+        super().__init__(timeout_s, learner, actors)
+        self.timeout_s = timeout_s
+        self.learner = learner
+        self.actors = actors
+
+    def __str__(self) -> str:
+        head = f"no progress for {self.timeout_s:g} s (trainer.stall_timeout_s); the learner: {self.learner}"
+        return "\n".join([head, *self.actors])
 
 
 class Interrupted(OutriderError):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Literal, Protocol
 
 from outrider.balance import Balance
@@ -28,6 +29,17 @@ from outrider.statistics import Counters, Meter
 ROWS_PER_INSERT = 4096  # rows taken between two opt steps at most, so that a flood of data never holds the learner
 STORE_INTERVAL_S = 0.5  # statistics reach the recorder at least this often, so that a live display lives
 PUBLISH_ENV_STEPS_INTERVAL_S = 0.25  # while nothing is learnt, exploration schedules still see env steps this often
+
+
+class Stage(Enum):
+    """What the learner is doing."""
+
+    INSERTING = "inserting rows"
+    WAITING = "waiting for the actors"
+    OPT = "an opt step"
+    EVALUATION = "an evaluation"
+    RECORDING = "recording"
+    CHECKPOINT = "a checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +62,8 @@ class AsyncTrainerConfig(Config):
         mode: ``async`` (actors in processes or threads of their own), or ``sync`` (actors and learner take turns
             in one process, bit for bit reproducible).
         checkpoint: When the run is saved so that it can be resumed.
+        stall_timeout_s: Seconds without an env step, opt step, evaluation step or checkpoint anywhere after which an
+            asynchronous run ends with an error; a learner that computes, as in a compilation, is no stall. 0: off.
     """
 
     max_opts: int | None = 100_000
@@ -66,6 +80,7 @@ class AsyncTrainerConfig(Config):
     samples_per_insert: float | None = 8.0
     mode: Literal["async", "sync"] = "async"
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    stall_timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
         for name in ("max_opts", "max_env_steps", "max_time_s"):
@@ -79,6 +94,7 @@ class AsyncTrainerConfig(Config):
             "save_interval",
         ):
             require(getattr(self, name) >= 0, name, "an int >= 1, or 0 for off", getattr(self, name))
+        require(self.stall_timeout_s >= 0, "stall_timeout_s", "a number > 0, or 0 for off", self.stall_timeout_s)
         require(self.sync_interval >= 1, "sync_interval", "an int >= 1", self.sync_interval)
         require(self.warmup_period >= 1, "warmup_period", "an int >= 1", self.warmup_period)
         spi = self.samples_per_insert
@@ -208,6 +224,7 @@ class Learner:
         self._last_score: float | None = None
         self._published = (-1, -1)  # opt steps and env steps at the last publication
         self._published_at = 0.0
+        self.stage = Stage.INSERTING
         self.looping = False  # between the first look at the stop conditions and the final save
         self.checkpoints: Checkpoints | None = None
         self._seconds_before = 0.0
@@ -243,11 +260,13 @@ class Learner:
             reason = self._stop_reason()
             if reason is not None:
                 return reason
+            self.stage = Stage.INSERTING
             allowed = self.balance.rows_allowed(buffer.inserted, buffer.sampled, ROWS_PER_INSERT)
             arrived = self.source.collect(allowed) if allowed else 0
             if len(buffer) < config.warmup_period or not self.balance.may_opt(buffer.inserted, buffer.sampled):
                 if not arrived:
                     self._wait()
+                self.stage = Stage.RECORDING
                 self._store_if_due()
                 self._checkpoint_if_due()
                 continue
@@ -260,6 +279,7 @@ class Learner:
 
     def _opt(self) -> Record:
         """One opt step, with a record or with its cost where one is due."""
+        self.stage = Stage.OPT
         config, n = self.config, self.opt_steps + 1
         started = time.perf_counter() if _due(n, config.record_compute_cost_interval) else None
         if _due(n, config.record_agent_info_interval):
@@ -275,6 +295,7 @@ class Learner:
     def _evaluate_and_save(self, record: Record) -> None:
         config = self.config
         if _due(self.opt_steps, config.eval_interval):
+            self.stage = Stage.EVALUATION
             score, scores = self.evaluator.evaluate(self.agent)
             record.update(scores)
             if not math.isnan(score):  # as it is when the evaluation was stopped
@@ -287,6 +308,7 @@ class Learner:
             self.recorder.save_model(str(self.opt_steps), self.agent)
 
     def _record(self, record: Record) -> None:
+        self.stage = Stage.RECORDING
         if record:
             self.recorder.store(self._axes() | record)
         self._store_if_due()
@@ -306,6 +328,7 @@ class Learner:
         stale = env_steps != self.counters.env_steps and self._age() >= PUBLISH_ENV_STEPS_INTERVAL_S
         if opt_steps != self.opt_steps or stale:
             self._publish()
+        self.stage = Stage.WAITING
         with self.meter.waiting():
             self.source.wait()
 
@@ -349,6 +372,7 @@ class Learner:
 
     def _checkpoint_if_due(self) -> None:
         if self.checkpoints is not None and self.checkpoints.due(self.opt_steps):
+            self.stage = Stage.CHECKPOINT
             self._checkpoint("interval")
             self._flush()
 

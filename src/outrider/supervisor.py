@@ -221,7 +221,7 @@ class Supervisor:
                 post.kill_at = math.inf
                 member.kill(ActorHung(i, what, key, limit_s, self._stack(post)))
             return
-        seen = state, words[ActorCell.BEAT]
+        seen = state, words[ActorCell.STEP], words[ActorCell.NAP]
         held = state is ActorState.WAITING_FOR_ROOM and self._heads[i] - self._tails[i] >= self._n_slots
         if seen != post.seen or held or not limit_s:
             post.seen, post.still_s = seen, 0.0

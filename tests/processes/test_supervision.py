@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from runs_with_faults import noted, nothing_left, train
 from outrider.actor import ActorState
 from outrider.actor_manager import ActorManager
 from outrider.envs.gymnasium import GymEnvConfig
-from outrider.errors import ActorFailed
+from outrider.errors import ActorFailed, Stalled
+from outrider.recording import MemoryRecorder
 from outrider.seeding import env_seeds
 from outrider.testing import FailingEnv
 
@@ -161,6 +164,103 @@ def test_an_actor_that_waits_for_a_learner_is_not_taken_for_stuck(
     )
     assert all(s.wait_s > 1.0 for s in result.actor_stats)
     assert caplog.records == []
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldingConfig(FaultAgentConfig):
+    """An agent whose 50th opt step takes long, asleep or computing; 0: not at all."""
+
+    asleep_s: float = 0.0
+    computing_s: float = 0.0
+
+    def build(self, env_spec: Any, *, device: str = "cpu", seed: int = 0) -> Any:
+        agent = super().build(env_spec, device=device, seed=seed)
+        opt = agent.opt
+
+        def hold(buffer: Any) -> None:
+            if agent.n_opts == 50:
+                time.sleep(self.asleep_s)
+                end = time.monotonic() + self.computing_s
+                while time.monotonic() < end:
+                    pass
+            opt(buffer)
+
+        agent.opt = hold  # type: ignore[method-assign]
+        return agent
+
+
+class LongEvaluator:
+    """Plays for some seconds, and asks whether to stop, or does not."""
+
+    stop: Any = None
+
+    def __init__(self, seconds: float, asks: bool = True) -> None:
+        self.seconds, self.asks = seconds, asks
+
+    def evaluate(self, agent: Any) -> tuple[float, dict[str, Any]]:
+        end = time.monotonic() + self.seconds
+        while time.monotonic() < end and not (self.asks and self.stop()):
+            time.sleep(0.01)
+        return 0.0, {}
+
+    def close(self) -> None:
+        pass
+
+
+def stalled(env: Any, **options: Any) -> Stalled:
+    with nothing_left():
+        with pytest.raises(Stalled) as caught:
+            train(env, stall_timeout_s=1.0, **options)
+        error = caught.value.with_traceback(None)
+        error.__context__ = None
+        del caught
+    return error
+
+
+def test_a_run_whose_actors_are_all_stuck_ends_and_says_who_waits_for_whom(tmp_path: Path) -> None:
+    actors = {"n_buffer": 8, "step_timeout_s": 0.0, "stop_timeout_s": 0.5}
+    error = stalled(fault_env(how="hang", at=100), actors=actors, samples_per_insert=1.0)
+    first, *actor_lines = str(error).splitlines()
+    assert first == "no progress for 1 s (trainer.stall_timeout_s); the learner: waiting for the actors"
+    for i, line in enumerate(actor_lines):
+        assert re.fullmatch(rf"actor {i}: running, \d+ env steps, [\d.]+ samples/s, its ring 0% full", line)
+    assert len(actor_lines) == 2
+
+
+def test_a_run_whose_learner_is_stuck_ends_though_its_main_thread_is_blocked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    start = time.monotonic()
+    error = stalled(once(tmp_path, times=0), agent=HoldingConfig(asleep_s=600.0))
+    assert time.monotonic() - start < 30.0
+    assert error.learner == "an opt step"
+    assert [line.split(",")[0] for line in error.actors] == ["actor 0: waiting for room", "actor 1: waiting for room"]
+    assert all(line.endswith("its ring 100% full") for line in error.actors)
+    assert "in hold\n" in capfd.readouterr().err, "the learner's stack"
+
+
+def test_a_stuck_evaluation_ends_the_run(tmp_path: Path) -> None:
+    error = stalled(once(tmp_path, times=0), evaluator=LongEvaluator(600.0, asks=False), eval_interval=10)
+    assert error.learner == "an evaluation"
+
+
+@pytest.mark.parametrize("what", ["evaluation", "computation"])
+def test_a_long_evaluation_or_computation_is_no_stall(what: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"agent": HoldingConfig(computing_s=3.0)}
+    if what == "evaluation":
+        options = {"evaluator": LongEvaluator(3.0), "eval_interval": 50}
+    result = train(once(tmp_path, times=0), stall_timeout_s=1.0, max_opts=60, **options)
+    assert result.stats.stopped_by == "max_opts"
+    assert result.stats.duration_s > 3.0
+
+
+def test_the_metrics_tell_how_many_actors_are_alive_and_what_they_do(tmp_path: Path) -> None:
+    recorder = MemoryRecorder()
+    train_until(restarted_and_running(1), once(tmp_path, at=60), recorder)
+    lines = recorder.lines
+    assert {line["async/actors_alive"] for line in lines} == {1, 2}
+    assert lines[-1]["async/actor_restarts"] == 1
+    assert {line["actor/0/state"] for line in lines} >= {"restarting", "running"}
 
 
 def restarted_and_running(n: int, env_steps: int = 200) -> Any:

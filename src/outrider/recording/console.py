@@ -122,6 +122,11 @@ class Progress:
         known = [wait for wait in waits if not isinstance(wait, str)]
         return sum(known) / len(known) if known else None
 
+    def actors(self) -> str | None:
+        """How many actors are alive and how often they were restarted; None as long as nothing happened to them."""
+        alive, restarts = self.number("async/actors_alive"), self.number("async/actor_restarts")
+        return f"{alive:.0f} alive, {restarts:.0f} restarts" if restarts and alive is not None else None
+
 
 class ConsoleRecorder(NullRecorder):
     """Shows how the run is getting on.
@@ -286,6 +291,9 @@ def _cells(progress: Progress) -> list[tuple[str, Text]]:
     skipped = number("train/skipped_updates")
     if skipped:
         cells.append(("skipped", Text(f"{skipped:,.0f} updates, not finite", "yellow")))
+    actors = progress.actors()
+    if actors is not None:
+        cells.append(("actors", Text(actors, "yellow")))
     return cells
 
 
@@ -321,6 +329,9 @@ def plain_line(progress: Progress, line: Line) -> str:
     actors_wait = progress.actors_wait()
     if actors_wait is not None:
         parts.append(f"actors wait {actors_wait:.0%}")
+    actors = progress.actors()
+    if actors is not None:
+        parts.append(f"actors {actors}")
     return "  ".join(parts)
 
 
