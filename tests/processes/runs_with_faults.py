@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,17 @@ def gone(pids: Sequence[float], timeout_s: float = 5.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def actor_pids() -> dict[int, int]:
+    """Processes of this process's actors, by the actor's index."""
+    pids = {}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a zombie, too
+            title = "".join(process.cmdline())
+            if title.startswith("outrider: actor "):
+                pids[int(title.split()[-1])] = process.pid
+    return pids
 
 
 class NoEvaluator:

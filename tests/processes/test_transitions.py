@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from runs_with_faults import actor_pids
 
 from outrider.actor import ActorState
 from outrider.actor_manager import ActorManager, ActorManagerConfig
@@ -74,6 +79,8 @@ class NoEvaluator:
 class Run:
     rows: Array
     sent: int
+    heads: list[int]
+    received: list[int]
     episodes: int
     received_episodes: list[tuple[int, Episode]]
 
@@ -87,8 +94,12 @@ def run(
     n_buffer: int,
     n_rows: int,
     backend: Any = "processes",
+    meanwhile: Callable[[ActorManager], object] = lambda actors: None,
 ) -> Run:
-    """Train a fake agent until `n_rows` rows came, stop, and take what is left in the rings."""
+    """Train a fake agent until `n_rows` rows came, stop, and take what is left in the rings.
+
+    `meanwhile` is called in a thread when the training begins.
+    """
     stop, guard = StopFlag(), InitGuard()
     item_sender, item_receiver = item_channel()
     model_sender, model_receiver = model_channel()
@@ -102,9 +113,11 @@ def run(
             config, agents[0], env, KeepAllConfig(), item_receiver, model_sender, stop, seed=SEED
         )
         received: list[tuple[int, Episode]] = []
+        messages = [0] * n_actors
         insert = trainer.learner.source._insert  # type: ignore[attr-defined]
 
         def spy(message: Any) -> None:
+            messages[message.actor] += 1
             received.extend((message.actor, e) for e in message.episodes)
             insert(message)
 
@@ -112,13 +125,22 @@ def run(
         actors.run(guard)
         while {s.state for s in actors.stats()} != {ActorState.WAITING_FOR_MODEL}:
             time.sleep(0.01)  # else the quick ones might send all the rows before the last one is there
+        disturber = threading.Thread(target=meanwhile, args=(actors,))
+        disturber.start()
         trainer.train(NullRecorder(), NoEvaluator(), guard)
+        disturber.join()
         stats = actors.stop_and_join()
         item_receiver.drain(spy)
+        heads = item_sender.rings.heads().tolist()
     item_receiver.close()
     model_sender.close()
     buffer: Any = trainer.buffer
-    return Run(np.concatenate(buffer.messages), sum(s.samples for s in stats), sum(s.episodes for s in stats), received)
+    rows, sent, episodes = (
+        np.concatenate(buffer.messages),
+        sum(s.samples for s in stats),
+        sum(s.episodes for s in stats),
+    )
+    return Run(rows, sent, heads, messages, episodes, received)
 
 
 def expected_rows(rows: Array, n_steps: int) -> dict[str, Array]:
@@ -167,6 +189,47 @@ def check(result: Run, n_steps: int, n_actors: int, n_envs: int) -> None:
         assert m > 0
         for name, values in expected_rows(own, n_steps).items():
             np.testing.assert_array_equal(own[name][:m], values[:m], err_msg=f"{name} of environment {stream}")
+
+
+def test_transitions_are_right_and_none_is_lost_when_actors_are_killed() -> None:
+    """Each actor is killed twice, at any moment; every incarnation's rows are a beginning of its environment's."""
+    n_actors, n_envs, kills = 3, 2, 2
+
+    def kill(actors: ActorManager) -> None:
+        for k in range(kills):
+            for i in range(n_actors):
+                before = actors.stats()[i]
+                while actors.stats()[i].samples < before.samples + 500 or actors.stats()[i].restarts < k:
+                    time.sleep(0.005)
+                os.kill(actor_pids()[i], signal.SIGKILL)
+        while min(s.restarts for s in actors.stats()) < kills or ActorState.RESTARTING in (
+            s.state for s in actors.stats()
+        ):
+            time.sleep(0.01)
+        last = [s.samples for s in actors.stats()]
+        while any(s.samples < samples + 200 for s, samples in zip(actors.stats(), last, strict=True)):
+            time.sleep(0.01)
+        actors.stop.set()
+
+    result = run(
+        env_config("serial"),
+        processor_config(1),
+        n_actors=n_actors,
+        n_envs=n_envs,
+        n_buffer=7,
+        n_rows=10**7,
+        meanwhile=kill,
+    )
+    rows = result.rows
+    seeds = {s for i in range(n_actors) for k in range(kills + 1) for s in env_seeds(SEED, i, k, n_envs)}
+    assert {int(s) for s in np.unique(rows["obs"][:, 0])} == seeds, "each incarnation had its own seeds"
+    for stream in seeds:
+        own = rows[rows["obs"][:, 0] == stream]
+        for name, values in expected_rows(own, 1).items():
+            np.testing.assert_array_equal(own[name], values, err_msg=f"{name} of environment {stream}")
+    # An actor that is killed between a message and its note of it has sent one more than it could say.
+    assert 0 <= len(rows) - result.sent <= 7 * n_actors * kills
+    assert result.heads == result.received, "every committed message was received, none twice"
 
 
 def env_config(mode: str) -> GymEnvConfig:
