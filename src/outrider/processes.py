@@ -25,6 +25,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
 
 import cloudpickle
+from setproctitle import setproctitle
 
 PRELOAD = ("numpy", "gymnasium", "torch", "outrider.processes", "outrider.envs.gymnasium", "outrider.sampling")
 """What the fork server imports before the first process; a module that cannot be imported is skipped.
@@ -155,6 +156,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def _run(call: tuple[Callable[..., object], tuple[Any, ...]]) -> None:
     """First and last function of every started process."""
+    # The title goes where the arguments and the environment lie, which are found only while neither was changed.
+    setproctitle(multiprocessing.current_process().name)
     # Ctrl-C reaches the whole foreground group; whoever started this process decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

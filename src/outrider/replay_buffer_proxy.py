@@ -97,6 +97,7 @@ class ReplayBufferProxy:
         self._columns = [{name: r[name] for name in rings.layout.names} for r in rows]
         self._first_column = rings.layout.names[0]
         self._pack = row_packer(self._record, rings.arena.buf)
+        self._memory = memoryview(rings.arena.buf)
         self._fence = Fence()
         self._checked = False
         self._episodes: list[Episode] = []
@@ -140,12 +141,15 @@ class ReplayBufferProxy:
         """
         if not self._checked:
             self._check(items)
-        if isinstance(items, np.ndarray) or len(items[self._first_column]) != 1:
+        records = isinstance(items, np.ndarray)
+        if len(items if records else items[self._first_column]) != 1:
             self._push_block(items)
             return
         if not self._row:
             self._claim()
-        if not self._pack(items, self._at):
+        if records and items.dtype is self._own_dtype:  # type: ignore[union-attr]
+            self._memory[self._at : self._at + self._itemsize] = items.tobytes()  # type: ignore[union-attr]
+        elif records or not self._pack(items, self._at):
             self._push_block(items)
             return
         self._at += self._itemsize

@@ -460,6 +460,11 @@ class Sampler:
 
     def _count(self, step: Step) -> Sequence[Episode]:
         reward = step.reward if step.raw_reward is None else step.raw_reward
+        if len(self._lengths) == 1 and step.valid[0] and not (step.terminated[0] or step.truncated[0]):
+            self._returns[0] += float(reward[0])  # most steps of a single environment: no lists for them
+            self._lengths[0] += 1
+            self.env_steps += 1
+            return _NO_EPISODES
         valid = step.valid.tolist()
         self._returns = [ret + r for ret, r in zip(self._returns, reward.tolist(), strict=True)]
         self._lengths = [length + v for length, v in zip(self._lengths, valid, strict=True)]
