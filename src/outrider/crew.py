@@ -17,8 +17,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
-from setproctitle import setproctitle
-
 from outrider import processes
 from outrider.actor import Actor, ActorBoard
 from outrider.channel import ItemSender, ReplayBufferProxyConfig
@@ -124,7 +122,7 @@ class ActorProcess:
         payload = processes.dumps(order)
         try:
             self.process: BaseProcess = processes.start_process(
-                _actor_main, (order.id, payload, *ends, child_end), name=f"outrider: actor {order.id}"
+                _actor_main, (payload, *ends, child_end), name=f"outrider: actor {order.id}"
             )
         except BaseException:
             self._reports.close()
@@ -254,7 +252,6 @@ class ActorThread:
 
 
 def _actor_main(
-    actor: int,
     payload: bytes,
     item_sender: ItemSender,
     model_receiver: ModelReceiver,
@@ -265,7 +262,7 @@ def _actor_main(
 ) -> None:
     """Entry of an actor's process."""
     try:
-        _prepare_process(actor)
+        _prepare_process()
         order: ActorOrder = processes.loads(payload)
         _dump_stacks_to(order.log_file)
         order.build(stop, board).run(item_sender, model_receiver, guard)
@@ -282,10 +279,9 @@ def _tail(text: str) -> bytes:
     return data if len(data) <= TRACEBACK_LIMIT_BYTES else b"[...]\n" + data[-TRACEBACK_LIMIT_BYTES:]
 
 
-def _prepare_process(actor: int) -> None:
-    """One thread, no GPU, a title for ``ps``; a group of its own, which ends as a whole when the learner is gone."""
+def _prepare_process() -> None:
+    """One thread, no GPU; a group of its own, which ends as a whole when the learner is gone."""
     processes.lead_group()
-    setproctitle(f"outrider: actor {actor}")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _dump_stacks_to(None)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
