@@ -263,7 +263,7 @@ def test_the_metrics_tell_how_many_actors_are_alive_and_what_they_do(tmp_path: P
     lines = recorder.lines
     assert {line["async/actors_alive"] for line in lines} == {1, 2}
     assert lines[-1]["async/actor_restarts"] == 1
-    assert {line["actor/0/state"] for line in lines} >= {"restarting", "running"}
+    assert "restarting" in {line["actor/0/state"] for line in lines}
 
 
 def restarted_and_running(n: int, env_steps: int = 200) -> Any:
