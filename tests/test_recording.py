@@ -446,6 +446,19 @@ def test_without_a_terminal_each_flush_is_one_plain_line():
     assert "eval" not in lines[2]
 
 
+def test_actors_are_told_of_once_something_has_happened_to_one():
+    out = io.StringIO()
+    recorder = ConsoleRecorder("plain", file=out)
+    for step, (alive, restarts) in enumerate([(2, 0), (1, 0), (2, 1)]):
+        states = {"actor/0/state": "running", "actor/1/state": "restarting"}
+        recorder.store({**states, "async/actors_alive": alive, "async/actor_restarts": restarts})
+        recorder.flush(step)
+    first, second, third = out.getvalue().splitlines()
+    assert "actors" not in first
+    assert second.endswith("actors 1 of 2 alive, 0 restarts")
+    assert third.endswith("actors 2 of 2 alive, 1 restarts")
+
+
 def test_a_last_flush_with_nothing_new_prints_no_line_again():
     out = io.StringIO()
     recorder = ConsoleRecorder(file=out)

@@ -2,7 +2,7 @@
 
 The path of a transition, one module per station::
 
-    envs            an actor steps its environments ................. actor, actor_manager
+    envs            an actor steps its environments ................. actor, supervisor, actor_manager
     sampling        (1) steps become items: 1-step, n-step, frames
     channel         (2) items fill a slot of the actor's ring ....... replay_buffer_proxy, rings, shared_memory
     replay          (3) the learner drains messages and draws batches  balance, learner

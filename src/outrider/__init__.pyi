@@ -48,6 +48,7 @@ from .data import UpdateResult as UpdateResult
 from .envs.atari import AtariEnvConfig as AtariEnvConfig
 from .envs.gymnasium import GymEnvConfig as GymEnvConfig
 from .errors import ActorFailed as ActorFailed
+from .errors import ActorHung as ActorHung
 from .errors import BadData as BadData
 from .errors import ChannelClosed as ChannelClosed
 from .errors import ChannelError as ChannelError
@@ -59,6 +60,7 @@ from .errors import LayoutMismatch as LayoutMismatch
 from .errors import OutriderError as OutriderError
 from .errors import ResourceError as ResourceError
 from .errors import RunDirError as RunDirError
+from .errors import Stalled as Stalled
 from .errors import Unbound as Unbound
 from .errors import UnsupportedSpace as UnsupportedSpace
 from .evaluation import DefaultEvaluator as DefaultEvaluator

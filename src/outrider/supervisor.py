@@ -187,9 +187,10 @@ class Supervisor:
 
     def _dismiss(self, post: _Post) -> None:
         with self._hiring:
-            if post.member is not None and not self._stop.is_set():  # else they are being joined, and closed then
-                post.member.close()
-                post.member = None
+            if not self._stop.is_set():  # else they are being joined, and closed then
+                if post.member is not None:
+                    post.member.close()
+                    post.member = None
                 self._cell(post).state = ActorState.RESTARTING
             post.over = post.member is not None
 

@@ -125,7 +125,10 @@ class Progress:
     def actors(self) -> str | None:
         """How many actors are alive and how often they were restarted; None as long as nothing happened to them."""
         alive, restarts = self.number("async/actors_alive"), self.number("async/actor_restarts")
-        return f"{alive:.0f} alive, {restarts:.0f} restarts" if restarts and alive is not None else None
+        if alive is None or restarts is None:
+            return None
+        n = sum(name.startswith("actor/") and name.endswith("/state") for name in self.line)
+        return f"{alive:.0f} of {n} alive, {restarts:.0f} restarts" if restarts or alive < n else None
 
 
 class ConsoleRecorder(NullRecorder):
