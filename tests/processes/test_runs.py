@@ -236,8 +236,8 @@ def test_a_run_that_fails_reports_what_it_did_too(tmp_path: Path) -> None:
             return super().step(action)
 
     reported: list[outrider.TrainResult] = []
-    given: dict[str, Any] = {"env": outrider.GymEnvConfig(id=Failing), "recorder.console": "off", "actors.restarts": 0}
-    given["run_dir"] = str(tmp_path / "run")
+    given = {"env": outrider.GymEnvConfig(id=Failing), "recorder.console": "off", "run_dir": str(tmp_path / "run")}
+    given["actors.restarts"] = 0
     with pytest.raises(outrider.ActorFailed, match="as asked"):
         outrider.run(outrider.RunConfig.from_sources("cartpole-dqn", given), report=reported.append)
     (result,) = reported
