@@ -84,11 +84,12 @@ def train_until(condition: Any, env: Any, recorder: Any = None, **options: Any) 
         kept.append(self)
 
     def watch() -> None:
-        while not kept or not (condition(kept[0].stats()) or kept[0].stop.is_set()):
-            if ended.wait(0.02):
-                return
-        held.append(condition(kept[0].stats()))
-        kept[0].stop.set()
+        met = False
+        while not met and not ended.wait(0.02) and not (kept and kept[0].stop.is_set()):
+            met = bool(kept) and condition(kept[0].stats())
+        held.append(met)
+        for actors in kept:
+            actors.stop.set()
 
     ended, held = threading.Event(), list[bool]()
     thread = threading.Thread(target=watch)
