@@ -84,13 +84,12 @@ def train_until(condition: Any, env: Any, recorder: Any = None, **options: Any) 
         kept.append(self)
 
     def watch() -> None:
-        reached = False
-        while not kept or not (reached := condition(kept[0].stats())):
-            if ended.wait(0.02) or (kept and kept[0].stop.is_set()):
-                break
-        held.append(reached)
-        if kept:
-            kept[0].stop.set()
+        met = False
+        while not met and not ended.wait(0.02) and not (kept and kept[0].stop.is_set()):
+            met = bool(kept) and condition(kept[0].stats())
+        held.append(met)
+        for actors in kept:
+            actors.stop.set()
 
     ended, held = threading.Event(), list[bool]()
     thread = threading.Thread(target=watch)
@@ -266,7 +265,7 @@ def test_the_metrics_tell_how_many_actors_are_alive_and_what_they_do(
     recorder = MemoryRecorder()
     train_until(restarted_and_running(1), once(tmp_path, at=60), recorder)
     lines = recorder.lines
-    assert {line["async/actors_alive"] for line in lines} >= {1, 2}
+    assert {line["async/actors_alive"] for line in lines} >= {1, 2}  # fewer in the last one: they were stopped
     assert lines[-1]["async/actor_restarts"] == 1
     assert "restarting" in {line["actor/0/state"] for line in lines}
 
