@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
@@ -81,8 +82,8 @@ class Layout:
         return tuple(f.name for f in self.fields)
 
     def record_dtype(self) -> np.dtype[Any]:
-        """The aligned structured dtype of one row."""
-        return np.dtype([(f.name, f.dtype, f.shape) for f in self.fields], align=True)
+        """The aligned structured dtype of one row; equal layouts of a process share one, so ``is`` can compare them."""
+        return _record_dtype(self.fields)
 
     def require_equal(self, other: Layout, ours: str, theirs: str) -> None:
         """Compare two layouts.
@@ -102,6 +103,11 @@ class Layout:
                     f"{theirs} has {its.get(name, 'no such column')}"
                 )
         raise LayoutMismatch(f"columns: {ours} expects order {self.names}, {theirs} has {other.names}")
+
+
+@lru_cache(maxsize=256)
+def _record_dtype(fields: tuple[Field, ...]) -> np.dtype[Any]:
+    return np.dtype([(f.name, f.dtype, f.shape) for f in fields], align=True)
 
 
 @dataclass(slots=True)
