@@ -8,7 +8,8 @@ from gymnasium import spaces
 
 from outrider.envs.atari import AtariEnv, AtariEnvConfig
 from outrider.errors import ConfigError
-from outrider.sampling import FrameStreamProcessorConfig, Sampler, SimpleStepProcessorConfig
+from outrider.frame_stream import FrameStreamProcessorConfig
+from outrider.sampling import Sampler, SimpleStepProcessorConfig
 from outrider.testing import FakePolicy, ListBuffer, check_env_config, check_step_processor_config
 
 pytest.importorskip("ale_py")

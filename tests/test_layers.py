@@ -34,6 +34,8 @@ LAYERS = (
     "model_sync",
     "run_dir",
     "envs",
+    "item_rows",
+    "frame_stream",
     "sampling",
     "replay",
     "agents",

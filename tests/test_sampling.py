@@ -15,12 +15,11 @@ from outrider.envs.gymnasium import GymEnvConfig
 from outrider.envs.serial import SerialEnv
 from outrider.envs.vector import VectorEnvAdapter
 from outrider.errors import ConfigError, LayoutMismatch, UnsupportedSpace
+from outrider.frame_stream import FrameStreamProcessorConfig, frame_layout
 from outrider.sampling import (
-    FrameStreamProcessorConfig,
     NStepProcessorConfig,
     Sampler,
     SimpleStepProcessorConfig,
-    frame_layout,
     transition_layout,
 )
 from outrider.testing import (
