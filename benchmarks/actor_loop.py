@@ -26,9 +26,23 @@ CONFIG = DqnConfig(hidden=(64, 64), explorer=EpsilonGreedyConfig(start=0.05, fin
 ENV = GymEnvConfig(id="CartPole-v1")
 
 
+def new_policy() -> Any:
+    """A policy whose values differ by a line that keeps the pole up for some 100 steps, as halfway through training."""
+    policy = CONFIG.build_actor(ENV.spec())
+    _, info = policy.model_info()
+    weights = {name: np.zeros_like(array) for name, array in info.items()}
+    flat = weights["params"]
+    first, second, last = flat[: 64 * 5], flat[64 * 5 : 64 * 5 + 64 * 65], flat[64 * 5 + 64 * 65 :]
+    first[:8] = 0.0, 0.1, 1.0, 0.6, 0.0, -0.1, -1.0, -0.6
+    second[0] = second[64 + 1] = 1.0
+    last[64:66] = 1.0, -1.0
+    policy.sync_model(weights)
+    return policy
+
+
 def bare(n_envs: int) -> Callable[[], int]:
     """Step the environments with the policy, and nothing else."""
-    policy = CONFIG.build_actor(ENV.spec())
+    policy = new_policy()
     if n_envs == 1:
         env: Any = gymnasium.make("CartPole-v1")
 
@@ -61,7 +75,7 @@ def whole(n_envs: int, processor: StepProcessorConfig) -> Callable[[], int]:
     sender.bind(layout, n_actors=1, n_buffer=64, n_slots=2 * STEPS // 64, backend="threads")
     proxy = ReplayBufferProxy.build(sender.proxy_config, sender, 0, 0, stop)
     env = ENV.build(0, n_envs)
-    sampler = Sampler(env, CONFIG.build_actor(spec), processor.build(spec, n_envs), layout)
+    sampler = Sampler(env, new_policy(), processor.build(spec, n_envs), layout)
     sampler.reset()
 
     def run() -> int:

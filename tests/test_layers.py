@@ -35,6 +35,7 @@ LAYERS = (
     "run_dir",
     "envs",
     "item_rows",
+    "single_step",
     "frame_stream",
     "sampling",
     "replay",

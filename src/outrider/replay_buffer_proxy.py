@@ -11,13 +11,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from outrider.config import Config, require
-from outrider.data import Array, Episode, Items, column_names, n_rows
+from outrider.data import Episode, Items, column_names, n_rows
 from outrider.errors import ChannelClosed, LayoutMismatch
 from outrider.flags import StopFlag
 from outrider.health import BadDataPolicy, RowHealth
 from outrider.rings import EPISODE, HEADER, Rings, row_packer
 from outrider.shared_memory import Fence
 
+SMALL_BYTES = 8192  # up to here bytes are copied twice in less time than it takes to make a view
 NAP_S = 1e-4
 LONGEST_NAP_S = 2e-3
 """Waits begin with the first and end at the second: a ring holds several times that of the quickest environments."""
@@ -85,15 +86,14 @@ class ReplayBufferProxy:
         self._health = RowHealth(rings.layout, config.bad_data, actor)
         self._record = rings.layout.record_dtype()
         self._itemsize = self._record.itemsize
+        self._own_dtype: np.dtype[Any] | None = None  # an object known to equal the layout's
         self._heads, self._tails = rings.heads(), rings.tails()
         slots = range(rings.n_slots)
         self._starts = [rings.rows_at(actor, s) for s in slots]
+        self._slot_bytes = rings.n_buffer * self._itemsize
         self._headers = [rings.header(actor, s) for s in slots]
-        self._void = np.dtype(f"V{self._itemsize}")
-        self._own_dtype: np.dtype[Any] | None = None  # an object known to equal the layout's
         rows = [rings.rows(actor, s) for s in slots]
         self._rows = rows
-        self._blocks = [r.view(self._void) for r in rows]
         self._columns = [{name: r[name] for name in rings.layout.names} for r in rows]
         self._first_column = rings.layout.names[0]
         self._pack = row_packer(self._record, rings.arena.buf)
@@ -104,7 +104,7 @@ class ReplayBufferProxy:
         self._head = int(self._heads[actor])  # a restarted actor goes on where its predecessor committed last
         self._row = 0  # rows of the message in work; 0: its slot is not claimed
         self._slot = 0
-        self._at = 0
+        self._at = self._end = 0  # where its next row goes, and where the last one ends, in bytes
         self._deadline = math.inf
 
     @classmethod
@@ -139,18 +139,26 @@ class ReplayBufferProxy:
             LayoutMismatch: Columns, shapes or dtypes are not those of the layout (looked at in the first push).
             BadData: A value is not finite (looked at when the message is sent), and the config says ``raise``.
         """
+        if isinstance(items, np.ndarray):
+            if items.dtype is not self._own_dtype:  # comparing dtypes costs more than the copy
+                if not self._checked:
+                    self._check(items)
+                if items.dtype != self._record or not self._itemsize:
+                    self._push_columns(items)
+                    return
+                self._own_dtype = items.dtype
+            small = items.nbytes <= SMALL_BYTES or not items.flags.c_contiguous
+            self._push_bytes(items.tobytes() if small else items.view(np.uint8).data)
+            return
         if not self._checked:
             self._check(items)
-        records = isinstance(items, np.ndarray)
-        if len(items if records else items[self._first_column]) != 1:
-            self._push_block(items)
+        if len(items[self._first_column]) != 1:
+            self._push_columns(items)
             return
         if not self._row:
             self._claim()
-        if records and items.dtype is self._own_dtype:  # type: ignore[union-attr]
-            self._memory[self._at : self._at + self._itemsize] = items.tobytes()  # type: ignore[union-attr]
-        elif records or not self._pack(items, self._at):
-            self._push_block(items)
+        if not self._pack(items, self._at):
+            self._push_columns(items)
             return
         self._at += self._itemsize
         self._row += 1
@@ -177,39 +185,44 @@ class ReplayBufferProxy:
             self._open()
             self._commit()
 
-    def _push_block(self, items: Items) -> None:
+    def _push_bytes(self, data: bytes | memoryview) -> None:
+        """Copy whole records."""
+        if not data:
+            return
+        if not self._row:
+            self._claim()
+        at = self._at + len(data)
+        while at > self._end:
+            room = self._end - self._at
+            self._memory[self._at : self._end] = data[:room]
+            self._row = self._n_buffer
+            self._send()
+            data = data[room:]
+            if not self._row:
+                self._claim()
+            at = self._at + len(data)
+        self._memory[self._at : at] = data
+        self._at = at
+        self._row += len(data) // self._itemsize
+        if at == self._end or time.monotonic() >= self._deadline:
+            self._send()
+
+    def _push_columns(self, items: Items) -> None:
         m, done = n_rows(items), 0
-        raw = self._raw(items)
         while done < m:
             if not self._row:
                 self._claim()
             a = self._row
             n = min(m - done, self._n_buffer - a)
-            if raw is not None:
-                self._blocks[self._slot][a : a + n] = raw if n == m else raw[done : done + n]
-            else:
-                for name, column in self._columns[self._slot].items():
-                    values = items[name]
-                    column[a : a + n] = values if n == m else values[done : done + n]
+            for name, column in self._columns[self._slot].items():
+                values = items[name]
+                column[a : a + n] = values if n == m else values[done : done + n]
             done += n
             self._row += n
             self._at += n * self._itemsize
             if self._row == self._n_buffer:
                 self._send()
         self.tick()
-
-    def _raw(self, items: Items) -> Array | None:
-        """Records of the layout's own dtype without their fields: one copy, where assigning records takes one a field.
-
-        None: columns, or records that have the right fields in another way, which are copied by name.
-        """
-        if not isinstance(items, np.ndarray) or not items.flags.c_contiguous:
-            return None
-        if items.dtype is not self._own_dtype:  # comparing costs more than the copy
-            if items.dtype != self._record:
-                return None
-            self._own_dtype = items.dtype
-        return items.view(self._void)
 
     def _check(self, items: Items) -> None:
         """Compare with the layout; afterwards only what costs nothing is checked."""
@@ -247,6 +260,7 @@ class ReplayBufferProxy:
     def _open(self) -> None:
         self._slot = self._head % self._n_slots
         self._at = self._starts[self._slot]
+        self._end = self._at + self._slot_bytes
         self._deadline = time.monotonic() + self._max_age_s
 
     def _send(self) -> None:
@@ -284,5 +298,5 @@ class ReplayBufferProxy:
         column = self._columns[self._slot].get("model_version")
         if column is None or not self._row:
             return self.model_version, self.model_version
-        used = column[: self._row]
-        return int(np.minimum.reduce(used)), int(np.maximum.reduce(used))
+        used = column[: self._row].tolist()  # for few rows quicker than to reduce the array twice
+        return min(used), max(used)

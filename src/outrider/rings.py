@@ -23,7 +23,7 @@ from typing import Any, cast
 import numpy as np
 
 from outrider.core import EnvSpec
-from outrider.data import Array, Layout
+from outrider.data import Array, Layout, struct_code
 from outrider.shared_memory import Arena, Backend, LocalArena, aligned, allocate
 
 HEADER = struct.Struct("=7qd")
@@ -116,9 +116,6 @@ def _control_bytes(n_actors: int) -> int:
 RowPacker = Callable[[Any, int], bool]
 """``pack(items, at)`` writes the one row of `items` at byte `at`; False, and nothing written, if it may not."""
 
-# Scalars of these dtypes go through a Python number, which is quicker than through bytes and casts as numpy does.
-_CODES = {np.dtype(f"={code}").str[1:]: code for code in "bBhHiIqQfd"} | {"b1": "?"}
-
 
 def row_packer(record: np.dtype[Any], buffer: Any) -> RowPacker:
     """Compile the quickest way to write one row of columns ``[1, ...]`` into `buffer`.
@@ -139,7 +136,7 @@ def row_packer(record: np.dtype[Any], buffer: Any) -> RowPacker:
     for i, name in enumerate(cast("tuple[str, ...]", record.names)):
         dtype, offset = cast("Any", record.fields)[name][:2]
         form += f"{offset - at}x"
-        code = _CODES.get(dtype.str[1:]) if dtype.isnative else None
+        code = struct_code(dtype)  # a scalar is quicker as a Python number, and casts as numpy does
         if code is not None:
             form += code
             values.append(f"c[{name!r}].item()")

@@ -17,9 +17,10 @@ import numpy as np
 
 from outrider.config import Config, require
 from outrider.core import Env, EnvSpec, Policy, StepProcessor
-from outrider.data import Array, Episode, Field, Items, Layout, Obs, Step, leaves
+from outrider.data import Array, Episode, Field, Items, Layout, Obs, Step, any_true, leaves
 from outrider.errors import LayoutMismatch
 from outrider.item_rows import Rows, valid_rows
+from outrider.single_step import SingleStepProcessor
 from outrider.spaces import act_field, obs_fields
 
 
@@ -66,9 +67,12 @@ class SimpleStepProcessorConfig(Config):
         """See :func:`transition_layout`."""
         return transition_layout(env_spec)
 
-    def build(self, env_spec: EnvSpec, n_envs: int) -> SimpleStepProcessor:
+    def build(self, env_spec: EnvSpec, n_envs: int) -> SimpleStepProcessor | SingleStepProcessor:
         """Build one for n environments."""
-        return SimpleStepProcessor(self.layout(env_spec), n_envs)
+        layout = self.layout(env_spec)
+        if n_envs == 1 and SingleStepProcessor.suits(layout):
+            return SingleStepProcessor(layout)
+        return SimpleStepProcessor(layout, n_envs)
 
 
 class SimpleStepProcessor:
@@ -277,8 +281,11 @@ class Sampler:
         self._env, self._policy, self._processor = env, policy, processor
         self._unchecked = layout
         self._obs: Obs | None = None
-        self._returns = [0.0] * env.n_envs  # lists: with few environments faster than arrays
-        self._lengths = [0] * env.n_envs
+        self._alone = env.n_envs == 1
+        self._return, self._length = 0.0, 0  # of one environment: faster than arrays
+        self._returns = np.zeros(env.n_envs)
+        self._started = np.zeros(env.n_envs, np.int64)  # the step before the first of the episode
+        self._steps = 0
         self.env_steps = 0
         self.episodes = 0
 
@@ -294,8 +301,9 @@ class Sampler:
 
     def reset(self, seed: Sequence[int] | None = None) -> None:
         """Start an episode in every environment, with these seeds if there are any; open ones are forgotten."""
-        self._returns = [0.0] * self._env.n_envs
-        self._lengths = [0] * self._env.n_envs
+        self._return, self._length = 0.0, 0
+        self._returns[...] = 0.0
+        self._started[...] = self._steps
         self._obs = self._env.reset(seed)
         self._processor.reset(self._obs)
 
@@ -323,28 +331,41 @@ class Sampler:
         step.model_version = model_version
         items = self._processor.process(step)
         self._obs = step.init_obs
-        return items, self._count(step)
+        if not self._alone:
+            return items, self._count(step)
+        reward = step.reward if step.raw_reward is None else step.raw_reward
+        if step.valid.item():
+            self.env_steps += 1
+            self._length += 1
+            self._return += reward.item()
+        ended = step.terminated.item() or step.truncated.item()
+        return items, self._end() if ended else _NO_EPISODES
+
+    def _end(self) -> Sequence[Episode]:
+        episode = Episode(self._return, self._length, 0)
+        self._return, self._length = 0.0, 0
+        self.episodes += 1
+        return [episode]
 
     def _count(self, step: Step) -> Sequence[Episode]:
         reward = step.reward if step.raw_reward is None else step.raw_reward
-        if len(self._lengths) == 1 and step.valid[0] and not (step.terminated[0] or step.truncated[0]):
-            self._returns[0] += float(reward[0])  # most steps of a single environment: no lists for them
-            self._lengths[0] += 1
-            self.env_steps += 1
+        self._steps += 1
+        self.env_steps += len(reward)
+        only_reset = step.valid.tobytes().count(0)
+        if only_reset:
+            self.env_steps -= only_reset
+            self._started += ~step.valid
+            reward = np.where(step.valid, reward, 0.0)
+        self._returns += reward
+        if not (any_true(step.terminated) or any_true(step.truncated)):
             return _NO_EPISODES
-        valid = step.valid.tolist()
-        self._returns = [ret + r for ret, r in zip(self._returns, reward.tolist(), strict=True)]
-        self._lengths = [length + v for length, v in zip(self._lengths, valid, strict=True)]
-        self.env_steps += sum(valid)
-        terminated, truncated = step.terminated.tolist(), step.truncated.tolist()
-        if True not in terminated and True not in truncated:
-            return _NO_EPISODES
-        ended = [i for i in range(len(valid)) if terminated[i] or truncated[i]]
-        episodes = [Episode(self._returns[i], self._lengths[i], i) for i in ended]
-        for i in ended:
-            self._returns[i], self._lengths[i] = 0.0, 0
-        self.episodes += len(episodes)
-        return episodes
+        ended = np.flatnonzero(step.terminated | step.truncated)
+        lengths = self._steps - self._started[ended]
+        returns = self._returns[ended]
+        self._returns[ended] = 0.0
+        self._started[ended] = self._steps
+        self.episodes += len(ended)
+        return [Episode(*e) for e in zip(returns.tolist(), lengths.tolist(), ended.tolist(), strict=True)]
 
 
 def _require_act(act: Any, layout: Layout, n_envs: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from outrider.data import Array, Obs, Step
+from outrider.data import Array, Obs, Step, any_true
 from outrider.errors import EnvFailed
 from outrider.spaces import act_dtype, action_start, copy_obs, empty_obs
 
@@ -54,10 +54,13 @@ class VectorEnvAdapter:
         self._array_seeds = array_seeds
         self._act_dtype = act_dtype(self.action_space)
         self._start = action_start(self.action_space)
+        self._shifts = bool(np.any(self._start))
         self._obs, self._init_obs = (empty_obs(self.observation_space, self.n_envs) for _ in range(2))
         self._all_valid = np.ones(self.n_envs, np.bool_)
         self._all_valid.flags.writeable = False
-        self._ended = np.zeros(self.n_envs, np.bool_)  # by the last step; what NEXT_STEP resets in the next
+        self._none_ended = np.zeros(self.n_envs, np.bool_)
+        self._none_ended.flags.writeable = False
+        self._ended = self._none_ended  # by the last step; what NEXT_STEP resets in the next
         self._info: dict[str, Any] = {}  # of the last reset or step
         self._closed = False
 
@@ -65,7 +68,7 @@ class VectorEnvAdapter:
         """Start an episode in every environment; see :meth:`outrider.core.Env.reset`."""
         seeds = self._seeds if seed is None else seed
         self._seeds = None
-        self._ended = np.zeros(self.n_envs, np.bool_)
+        self._ended = self._none_ended
         if seeds is not None:
             self._env.action_space.seed(int(seeds[0]))
         obs, self._info = self._env.reset(seed=None if seeds is None else self._accepted(seeds))
@@ -73,17 +76,21 @@ class VectorEnvAdapter:
 
     def step(self, act: Array) -> Step:
         """Apply actions ``[n_envs, ...]``, discrete ones counted from 0; see :meth:`outrider.core.Env.step`."""
-        own = np.array(act, self._act_dtype) + self._start  # a copy: the environment may change what it gets
+        own = np.array(act, self._act_dtype)  # a copy: the environment may change what it gets
+        if self._shifts:
+            own = own + self._start
         raw_obs, raw_reward, dead, cut, info = self._env.step(own)
         obs, reward = self._typed(raw_obs), np.asarray(raw_reward, np.float64)
         terminated, truncated = np.asarray(dead, np.bool_), np.asarray(cut, np.bool_)
         valid, init_obs = self._all_valid, obs
-        if self._mode is AutoresetMode.NEXT_STEP and self._ended.any():
+        if self._ended is not self._none_ended and self._mode is AutoresetMode.NEXT_STEP:
             valid = ~self._ended
             reward = np.where(valid, reward, 0.0)
             terminated, truncated = terminated & valid, truncated & valid
-        self._ended = terminated | truncated
-        if self._ended.any():
+        if not (any_true(terminated) or any_true(truncated)):
+            self._ended = self._none_ended
+        else:
+            self._ended = terminated | truncated
             if self._mode is AutoresetMode.SAME_STEP:
                 obs = self._with_final(obs, info)
             elif self._mode is AutoresetMode.DISABLED:
