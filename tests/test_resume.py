@@ -77,11 +77,16 @@ def parameters(run_dir: Path) -> str:
 
 
 @pytest.mark.parametrize("n_steps", [1, 3])
-@pytest.mark.parametrize("agent", AGENTS)
-def test_a_run_of_2n_steps_is_a_run_of_n_steps_resumed_for_n(agent: str, n_steps: int, tmp_path: Path) -> None:
-    processor = {"class": "n_step", "n_steps": n_steps} if n_steps > 1 else {"class": "simple"}
-    run(config(tmp_path / "whole", agent, step_processor=processor, **{"trainer.max_opts": 2 * N}))
-    run(config(tmp_path / "parts", agent, step_processor=processor))
+@pytest.mark.parametrize(
+    ("agent", "replay"), [("dqn", "uniform"), ("dqn", "prioritized"), ("sac", "uniform"), ("sac", "prioritized")]
+)
+def test_a_run_of_2n_steps_is_a_run_of_n_steps_resumed_for_n(
+    agent: str, replay: str, n_steps: int, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"replay.class": replay}
+    changes["step_processor"] = {"class": "n_step", "n_steps": n_steps} if n_steps > 1 else {"class": "simple"}
+    run(config(tmp_path / "whole", agent, **changes, **{"trainer.max_opts": 2 * N}))
+    run(config(tmp_path / "parts", agent, **changes))
     halfway = parameters(tmp_path / "parts")
     result = resume(tmp_path / "parts", {"trainer.max_opts": 2 * N})
     assert result.stats.opt_steps == 2 * N

@@ -77,6 +77,8 @@ from .recording import NullRecorder as NullRecorder
 from .recording import RecorderConfig as RecorderConfig
 from .recording import TeeRecorder as TeeRecorder
 from .recording import TensorboardRecorder as TensorboardRecorder
+from .replay.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
+from .replay.prioritized import PrioritizedReplayBufferConfig as PrioritizedReplayBufferConfig
 from .replay.uniform import SimpleReplayBuffer as SimpleReplayBuffer
 from .replay.uniform import SimpleReplayBufferConfig as SimpleReplayBufferConfig
 from .run_config import RunConfig as RunConfig

@@ -177,6 +177,8 @@ class ExperienceBuffer(Protocol):
 class ReplayBuffer(ExperienceBuffer, Protocol):
     """Stores items and draws batches. Belongs to the learner.
 
+    It may offer more: :class:`RowStore`, :class:`Measured`, :class:`TakesStreams`.
+
     Attributes:
         inserted: Rows taken so far (all, not only those still there).
         sampled: Rows drawn so far.
@@ -207,6 +209,24 @@ class ReplayBuffer(ExperienceBuffer, Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
+        ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A replay buffer that has metrics of its own."""
+
+    def statistics(self) -> Record:
+        """Metrics, asked for with those of the run."""
+        ...
+
+
+@runtime_checkable
+class TakesStreams(Protocol):
+    """A replay buffer that has to know which actor made the items: asked in the place of ``push``."""
+
+    def push_from(self, items: Items, actor: int) -> None:
+        """Take rows ``[m]`` that this actor, counted from 0, made after those that it made before."""
         ...
 
 

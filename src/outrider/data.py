@@ -149,7 +149,7 @@ class Batch:
 
     Attributes:
         rows: The drawn rows ``[B]`` by column name.
-        ixs: Where they lie in the buffer ``[B]`` int64, for ``update_priority``.
+        ixs: What the buffer knows them by ``[B]`` int64, for ``update_priority``.
         weights: Importance weights ``[B]`` float32, None for uniform sampling.
     """
 

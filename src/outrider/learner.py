@@ -19,7 +19,7 @@ from outrider.balance import Balance
 from outrider.checkpoint import CheckpointConfig, Checkpoints
 from outrider.checkpoint_files import Checkpoint, Moment
 from outrider.config import Config, require
-from outrider.core import Agent, Evaluator, Recorder, ReplayBuffer, ReplayBufferConfig
+from outrider.core import Agent, Evaluator, Measured, Recorder, ReplayBuffer, ReplayBufferConfig
 from outrider.data import Layout, Record
 from outrider.errors import LayoutMismatch
 from outrider.model_sync import ModelSender
@@ -367,6 +367,7 @@ class Learner:
             self._axes()
             | self.meter.read(buffer.inserted, buffer.sampled)
             | self.source.statistics()
+            | (buffer.statistics() if isinstance(buffer, Measured) else {})
             | {"async/samples_per_insert": self.balance.achieved(buffer.inserted, buffer.sampled)}
         )
 

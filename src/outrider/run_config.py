@@ -31,7 +31,13 @@ STEP_PROCESSORS = Family(
     {"simple": "outrider.sampling:SimpleStepProcessorConfig", "n_step": "outrider.sampling:NStepProcessorConfig"},
     default="simple",
 )
-REPLAYS = Family({"uniform": "outrider.replay.uniform:SimpleReplayBufferConfig"}, default="uniform")
+REPLAYS = Family(
+    {
+        "uniform": "outrider.replay.uniform:SimpleReplayBufferConfig",
+        "prioritized": "outrider.replay.prioritized:PrioritizedReplayBufferConfig",
+    },
+    default="uniform",
+)
 EVALUATORS = Family({"default": "outrider.evaluation:DefaultEvaluatorConfig"}, default="default")
 RECORDERS = Family({"default": "outrider.recording:RecorderConfig"}, default="default")
 
@@ -55,7 +61,7 @@ class RunConfig(Config):
         agent: The agent: ``dqn`` or ``sac``, or an own class.
         actors: How many actors, how many environments each, and what they send.
         step_processor: Turns steps into items: ``simple`` (the default) or ``n_step``.
-        replay: The replay buffer: ``uniform`` (the default).
+        replay: The replay buffer: ``uniform`` (the default) or ``prioritized``.
         trainer: The learner's loop: budgets, intervals and the balance with the actors.
         evaluator: How the agent is scored: ``default``.
         recorder: What is written and shown: ``default``.

@@ -60,6 +60,11 @@ class Records:
         """Number of the oldest row that is still there."""
         return self.inserted - len(self)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all records, the unused ones included."""
+        return self.array.nbytes
+
     def places(self, numbers: Array) -> Array:
         """Where rows lie, by their numbers."""
         return (numbers - self._start) % self.capacity

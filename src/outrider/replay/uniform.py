@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 
 from outrider.config import Config, require
 from outrider.data import Array, Batch, Items, Layout
-from outrider.errors import LayoutMismatch
-from outrider.replay.records import Records, rows_from
+from outrider.replay.records import Records
+from outrider.replay.row_buffer import RowBuffer, require_transitions
 from outrider.seeding import Role, derive
 
 
@@ -40,7 +39,7 @@ class SimpleReplayBufferConfig(Config):
         return SimpleReplayBuffer(layout, self.capacity, derive(self.seed, Role.REPLAY))
 
 
-class SimpleReplayBuffer:
+class SimpleReplayBuffer(RowBuffer):
     """The newest ``capacity`` transitions, drawn uniformly with replacement.
 
     Process: the learner.
@@ -53,9 +52,6 @@ class SimpleReplayBuffer:
         capacity: Rows it can hold, at least 1.
         seed: Seed of the draws, at least 0.
 
-    Attributes:
-        sampled: Rows drawn so far.
-
     Raises:
         LayoutMismatch: The layout is no ``transitions``.
         ConfigError: The capacity is less than 1.
@@ -63,43 +59,12 @@ class SimpleReplayBuffer:
 
     def __init__(self, layout: Layout, capacity: int, seed: int = 0) -> None:
         require_transitions(layout, "SimpleReplayBuffer")
-        self.layout = layout
-        self.sampled = 0
         self._records = Records(layout.fields, capacity)
-        self._rng = np.random.default_rng(seed)
+        super().__init__(layout, self._records, seed)
         self._draws: dict[int, tuple[Array, Array]] = {}
 
     def __len__(self) -> int:
         return len(self._records)
-
-    @property
-    def capacity(self) -> int:
-        """Rows it can hold."""
-        return self._records.capacity
-
-    @property
-    def inserted(self) -> int:
-        """Rows taken so far, those already overwritten included."""
-        return self._records.inserted
-
-    @property
-    def oldest(self) -> int:
-        """Number of the oldest row that is still there, counted from 0."""
-        return self._records.oldest
-
-    @property
-    def row_dtype(self) -> np.dtype[Any]:
-        """The structured dtype of a row."""
-        return self._records.dtype
-
-    def accepts(self, layout: Layout) -> bool:
-        """Whether this is the layout it was built for."""
-        return layout == self.layout
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all records, the unused ones included."""
-        return self._records.array.nbytes
 
     def push(self, items: Items) -> None:
         """Copy rows ``[m]`` in, over the oldest once the buffer is full.
@@ -134,54 +99,3 @@ class SimpleReplayBuffer:
 
     def update_priority(self, ixs: Array, td_errors: Any) -> None:
         """Nothing: sampling is uniform."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Stored rows, counters and the random generator."""
-        return {**self.state_without_rows(), "rows": self.copy_rows(self.oldest, self.inserted)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave; the same draws follow if the capacity is the same.
-
-        Raises:
-            LayoutMismatch: Its rows have other columns.
-        """
-        rows = state["rows"]
-        self.load_rows(state, [(state["inserted"] - len(rows), rows)])
-
-    def copy_rows(self, first: int, stop: int) -> Array:
-        """A copy of the rows ``[first, stop)``, counted from 0 in the order of their insertion.
-
-        Raises:
-            ValueError: Some of them are not there (any more).
-        """
-        return self._records.copy_rows(first, stop)
-
-    def state_without_rows(self) -> dict[str, Any]:
-        """Counters and the random generator."""
-        return {**self._records.state(), "sampled": self.sampled, "rng": self._rng.bit_generator.state}
-
-    def load_rows(self, state: dict[str, Any], blocks: Iterable[tuple[int, Array]]) -> None:
-        """Restore rows, counters and random generator; of a larger buffer the newest rows.
-
-        Args:
-            state: What :meth:`state_without_rows` gave.
-            blocks: First row and rows of consecutive blocks ``[m]``, the last one up to ``inserted``.
-
-        Raises:
-            LayoutMismatch: They have other columns.
-        """
-        oldest = self._records.begin_loading(state)
-        for rows in rows_from(oldest, blocks, self.row_dtype):
-            self._records.push(rows)
-        self.sampled = state["sampled"]
-        self._rng.bit_generator.state = state["rng"]
-
-
-def require_transitions(layout: Layout, buffer: str) -> None:
-    """Refuse items of which single rows are no transitions.
-
-    Raises:
-        LayoutMismatch: The layout is no ``transitions``.
-    """
-    if layout.kind != "transitions":
-        raise LayoutMismatch(f"{buffer} stores transitions, the step processor makes {layout.kind}")

@@ -381,7 +381,7 @@ def _check_row_store(buffer: RowStore, restored: ReplayBuffer) -> None:
     restored.load_rows(state, blocks)
     again = (restored.oldest, restored.inserted)
     assert again == (first, stop), f"load_rows must restore rows {first} to {stop}, they are {again}"
-    same = restored.copy_rows(first, stop).tobytes() == np.concatenate([rows for _, rows in blocks]).tobytes()
+    same = restored.copy_rows(first, stop).tobytes() == b"".join(rows.tobytes() for _, rows in blocks)
     assert same, "load_rows must restore the rows as they were"
 
 
