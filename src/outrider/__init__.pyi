@@ -67,6 +67,7 @@ from .evaluation import DefaultEvaluator as DefaultEvaluator
 from .evaluation import DefaultEvaluatorConfig as DefaultEvaluatorConfig
 from .flags import InitGuard as InitGuard
 from .flags import StopFlag as StopFlag
+from .frame_stream import FrameStreamProcessorConfig as FrameStreamProcessorConfig
 from .loaded_policy import LoadedPolicy as LoadedPolicy
 from .model_sync import ModelReceiver as ModelReceiver
 from .model_sync import ModelSender as ModelSender
@@ -77,6 +78,8 @@ from .recording import NullRecorder as NullRecorder
 from .recording import RecorderConfig as RecorderConfig
 from .recording import TeeRecorder as TeeRecorder
 from .recording import TensorboardRecorder as TensorboardRecorder
+from .replay.frames import FrameReplayBuffer as FrameReplayBuffer
+from .replay.frames import FrameReplayBufferConfig as FrameReplayBufferConfig
 from .replay.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
 from .replay.prioritized import PrioritizedReplayBufferConfig as PrioritizedReplayBufferConfig
 from .replay.uniform import SimpleReplayBuffer as SimpleReplayBuffer

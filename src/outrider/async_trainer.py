@@ -11,7 +11,16 @@ import torch
 from outrider import processes
 from outrider.channel import ItemReceiver, PushedItemMessage
 from outrider.checkpoint import Checkpoints
-from outrider.core import Agent, AgentConfig, EnvConfig, Evaluator, Recorder, ReplayBuffer, ReplayBufferConfig
+from outrider.core import (
+    Agent,
+    AgentConfig,
+    EnvConfig,
+    Evaluator,
+    Recorder,
+    ReplayBuffer,
+    ReplayBufferConfig,
+    TakesStreams,
+)
 from outrider.data import Record
 from outrider.errors import Unbound
 from outrider.evaluation import attended
@@ -34,6 +43,7 @@ class ChannelSource:
     def __init__(self, receiver: ItemReceiver, buffer: ReplayBuffer, counters: Counters) -> None:
         self._receiver = receiver
         self._buffer = buffer
+        self._by_actor = buffer if isinstance(buffer, TakesStreams) else None
         self._counters = counters
         self.opt_steps = 0  # set by the publisher: what staleness is measured against
 
@@ -46,7 +56,10 @@ class ChannelSource:
         return self._receiver.drain(self._insert, max_rows)
 
     def _insert(self, message: PushedItemMessage) -> None:
-        self._buffer.push(message.items)
+        if self._by_actor is None:
+            self._buffer.push(message.items)
+        else:
+            self._by_actor.push_from(message.items, message.actor)
         counters = self._counters
         counters.arrived(
             message.actor,

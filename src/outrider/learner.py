@@ -24,6 +24,7 @@ from outrider.data import Layout, Record
 from outrider.errors import LayoutMismatch
 from outrider.model_sync import ModelSender
 from outrider.run_state import Resumable, capture, restore
+from outrider.sampling import require_same_discount
 from outrider.statistics import Counters, Meter
 
 ROWS_PER_INSERT = 4096  # rows taken between two opt steps at most, so that a flood of data never holds the learner
@@ -107,19 +108,22 @@ class AsyncTrainerConfig(Config):
         )
 
     def require_possible(self, replay: Any, agent: Any) -> None:
-        """Refuse a warm-up that never ends, and batches larger than what is there after it.
+        """Refuse a warm-up that never ends, batches larger than what is there after it, and two discounts.
 
         Args:
-            replay: Config of the replay buffer; only a field ``capacity`` counts.
-            agent: Config of the agent; only a field ``batch_size`` counts.
+            replay: Config of the replay buffer; only fields ``capacity``, ``warmup_limit`` and ``gamma`` count.
+            agent: Config of the agent; only fields ``batch_size`` and ``gamma`` count.
 
         Raises:
             ConfigError: The numbers do not go together.
         """
         warmup = self.warmup_period
         capacity, batch_size = getattr(replay, "capacity", None), getattr(agent, "batch_size", None)
-        if capacity is not None:
-            require(warmup <= capacity, "trainer.warmup_period", f"at most replay.capacity ({capacity})", warmup)
+        limit = getattr(replay, "warmup_limit", capacity)
+        if limit is not None:
+            which = f"at most replay.capacity ({capacity})" if limit == capacity else f"at most {limit}"
+            require(warmup <= limit, "trainer.warmup_period", which, warmup)
+        require_same_discount(replay, agent, "replay")
         if batch_size is not None:
             expected = f"at most trainer.warmup_period ({warmup})"
             require(batch_size <= warmup, "agent.batch_size", expected, batch_size)

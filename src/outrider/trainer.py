@@ -20,6 +20,7 @@ from outrider.core import (
     ReplayBuffer,
     ReplayBufferConfig,
     StepProcessorConfig,
+    TakesStreams,
 )
 from outrider.data import Episode, Items, Record, column_names, n_rows
 from outrider.evaluation import attended
@@ -94,7 +95,10 @@ class Player:
             good = self.health.good_rows(items, self.env_steps)
             if good is not None:
                 items = {name: items[name][good] for name in column_names(items)}
-            buffer.push(items)
+            if isinstance(buffer, TakesStreams):
+                buffer.push_from(items, self.id)
+            else:
+                buffer.push(items)
             self.inserted += n_rows(items)
 
 

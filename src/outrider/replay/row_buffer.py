@@ -15,9 +15,17 @@ from outrider.replay.records import rows_from
 class RowMemory(Protocol):
     """Where a buffer keeps its rows; they are numbered from 0 in the order of their insertion."""
 
-    capacity: int
-    inserted: int
     dtype: np.dtype[Any]
+
+    @property
+    def capacity(self) -> int:
+        """Rows it can hold."""
+        ...
+
+    @property
+    def inserted(self) -> int:
+        """Rows taken so far."""
+        ...
 
     @property
     def oldest(self) -> int:
@@ -29,7 +37,7 @@ class RowMemory(Protocol):
         """Bytes reserved."""
         ...
 
-    def push(self, items: Items) -> None:
+    def push(self, items: Items) -> object:
         """Copy rows in, over the oldest once it is full."""
         ...
 

@@ -149,6 +149,8 @@ def check_replay_buffer_config(config: ReplayBufferConfig, layout: Layout) -> No
     assert buffer.accepts(layout), "it must accept the layout that it was built for"
     assert len(buffer) == 0, f"a new buffer must be empty, it has {len(buffer)} rows"
     rows = random_rows(layout, 64)
+    if layout.kind == "frames":
+        _make_stream(rows)
     rows["reward"] = (np.arange(64) + 2).astype(rows["reward"].dtype)
     buffer.push({name: column[:40] for name, column in rows.items()})
     buffer.push(_structured(rows, layout)[40:])
@@ -162,6 +164,7 @@ def check_replay_buffer_config(config: ReplayBufferConfig, layout: Layout) -> No
     if layout.kind == "transitions":
         for f in layout.fields:
             _check_array(batch[f.name], f, 16, "a batch")
+    if getattr(config, "n_steps", 1) == 1:  # else rewards are sums
         drawn = set(batch["reward"].tolist())
         assert drawn <= set(range(2, 66)), f"a batch must hold what was pushed, it holds rewards {sorted(drawn)}"
     buffer.update_priority(batch.ixs, np.ones(16, np.float32))
@@ -330,6 +333,13 @@ def _copied(info: ModelInfo) -> dict[str, Array]:
 
 def _form(value: Any) -> tuple[Any, ...]:
     return np.shape(value), np.asarray(value).dtype
+
+
+def _make_stream(rows: dict[str, Array]) -> None:
+    """Entries of a single environment's episodes, 16 each."""
+    n = len(rows["t"])
+    rows["t"], rows["env"] = np.arange(n, dtype=np.int32) % 16, np.zeros(n, np.int32)
+    rows["terminated"], rows["truncated"] = rows["t"] == 15, np.zeros(n, np.bool_)
 
 
 def _structured(rows: dict[str, Array], layout: Layout) -> Array:
