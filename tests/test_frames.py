@@ -130,7 +130,7 @@ def test_transitions_are_those_of_the_stacked_rows(
             block = np.stack(waiting[player.actor][:message])
             del waiting[player.actor][:message]
             buffer.push_from(block, player.actor)
-            for entry in block:
+            for entry in as_stored(block, capacity):
                 stream = (player.actor, int(entry["env"]))
                 stack = [] if entry["t"] == 0 else last[stream][-(STACK - 1) :]
                 last[stream] = [*stack, int(entry["frame"][0, 0])]
@@ -138,6 +138,12 @@ def test_transitions_are_those_of_the_stacked_rows(
         if rng.random() < 0.2:
             check(buffer, expected, sent, capacity)
     check(buffer, expected, sent, capacity)
+
+
+def as_stored(block: Array, capacity: int) -> list[Array]:
+    """The entries of a message in the order in which they overwrite older ones."""
+    parts = [block[i : i + capacity] for i in range(0, len(block), capacity)]
+    return [entry for part in parts for entry in part[np.argsort(part["env"], kind="stable")]]
 
 
 def check(buffer: FrameReplayBuffer, expected: Counter[Any], sent: list[tuple[int, int]], capacity: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import threading
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,27 @@ def test_a_run_of_2n_steps_is_a_run_of_n_steps_resumed_for_n(
         both = [[(line["opt_steps"], line[name]) for line in lines if name in line] for lines in (whole, parts)]
         assert both[0] == both[1]
         assert both[0][-1][0] > N
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="needs ale-py")
+@pytest.mark.parametrize("prioritized", [None, {"alpha": 0.7}])
+def test_so_is_one_on_frames(prioritized: dict[str, Any] | None, tmp_path: Path) -> None:
+    n = 12
+    changes: dict[str, Any] = {
+        "env": {"class": "atari", "id": "breakout", "max_frames": 200},
+        "agent": DqnConfig(hidden=(16,), batch_size=8),
+        "step_processor": "frames",
+        "replay": {"class": "frames", "capacity": 150, "n_steps": 3, "prioritized": prioritized},
+        "trainer.warmup_period": 70,
+        "trainer.samples_per_insert": 1.0,
+        "trainer.eval_interval": 0,
+        "trainer.checkpoint": {"interval": n},
+    }
+    run(config(tmp_path / "whole", **changes, **{"trainer.max_opts": 2 * n}))
+    run(config(tmp_path / "parts", **changes, **{"trainer.max_opts": n}))
+    halfway = parameters(tmp_path / "parts")
+    assert resume(tmp_path / "parts", {"trainer.max_opts": 2 * n}).stats.opt_steps == 2 * n
+    assert parameters(tmp_path / "parts") == parameters(tmp_path / "whole") != halfway
 
 
 def test_it_makes_no_difference_whether_a_checkpoint_is_the_last_act_of_a_run(tmp_path: Path) -> None:

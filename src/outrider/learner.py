@@ -266,6 +266,8 @@ class Learner:
                 return reason
             self.stage = Stage.INSERTING
             allowed = self.balance.rows_allowed(buffer.inserted, buffer.sampled, ROWS_PER_INSERT)
+            if not allowed and len(buffer) < config.warmup_period:
+                allowed = 1  # of a frame stream, not every row inserted can be drawn
             arrived = self.source.collect(allowed) if allowed else 0
             if len(buffer) < config.warmup_period or not self.balance.may_opt(buffer.inserted, buffer.sampled):
                 if not arrived:
