@@ -42,6 +42,7 @@ LAYERS = (
     "testing",
     "balance",
     "statistics",
+    "trainer_config",
     "run_state",
     "interrupts",
     "learner",

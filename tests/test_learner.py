@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner
+from outrider.learner import Learner
 from outrider.statistics import SHORTEST_S, Counters
+from outrider.trainer_config import AsyncTrainerConfig, AsyncTrainStat
 
 
 class World:

@@ -14,8 +14,6 @@ from .agents.exploration import SoftmaxConfig as SoftmaxConfig
 from .agents.sac import Sac as Sac
 from .agents.sac import SacConfig as SacConfig
 from .async_trainer import AsyncTrainer as AsyncTrainer
-from .async_trainer import AsyncTrainerConfig as AsyncTrainerConfig
-from .async_trainer import AsyncTrainStat as AsyncTrainStat
 from .channel import ItemReceiver as ItemReceiver
 from .channel import ItemSender as ItemSender
 from .channel import PushedItemMessage as PushedItemMessage
@@ -84,6 +82,8 @@ from .sampling import NStepProcessorConfig as NStepProcessorConfig
 from .sampling import Sampler as Sampler
 from .sampling import SimpleStepProcessorConfig as SimpleStepProcessorConfig
 from .trainer import Trainer as Trainer
+from .trainer_config import AsyncTrainerConfig as AsyncTrainerConfig
+from .trainer_config import AsyncTrainStat as AsyncTrainStat
 from .version import __version__ as __version__
 from .wiring import TrainResult as TrainResult
 from .wiring import load_policy as load_policy

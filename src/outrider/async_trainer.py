@@ -16,10 +16,11 @@ from outrider.data import Record
 from outrider.errors import Unbound
 from outrider.evaluation import attended
 from outrider.flags import InitGuard, StopFlag
-from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner, build_buffer
+from outrider.learner import Learner, build_buffer
 from outrider.model_sync import ModelSender
 from outrider.seeding import Role, derive
 from outrider.statistics import Counters
+from outrider.trainer_config import AsyncTrainerConfig, AsyncTrainStat
 from outrider.watchdog import Watchdog
 
 __all__ = ["AsyncTrainStat", "AsyncTrainer", "AsyncTrainerConfig"]

@@ -25,11 +25,12 @@ from outrider.data import Episode, Items, Record, column_names, n_rows
 from outrider.evaluation import attended
 from outrider.flags import InitGuard
 from outrider.health import BadDataPolicy, RowHealth
-from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner, build_buffer
+from outrider.learner import Learner, build_buffer
 from outrider.model_sync import ModelSnapshot, model_channel
 from outrider.sampling import Sampler, require_same_discount
 from outrider.seeding import Role, derive, env_seeds
 from outrider.statistics import Counters
+from outrider.trainer_config import AsyncTrainerConfig, AsyncTrainStat
 
 
 @dataclass

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from outrider import presets, processes, resuming
 from outrider.actor import ActorStat
 from outrider.actor_manager import ActorManager, ActorManagerConfig
-from outrider.async_trainer import AsyncTrainer, AsyncTrainerConfig, AsyncTrainStat
+from outrider.async_trainer import AsyncTrainer
 from outrider.channel import item_channel
 from outrider.checkpoint import Checkpoints
 from outrider.checkpoint_files import Checkpoint
@@ -44,6 +44,7 @@ from outrider.recording import Goals
 from outrider.run_config import AGENTS, RunConfig
 from outrider.run_dir import RunDir, default_path, model_meta
 from outrider.trainer import Trainer
+from outrider.trainer_config import AsyncTrainerConfig, AsyncTrainStat
 
 log = logging.getLogger(__name__)
 
