@@ -24,6 +24,7 @@ LAYERS = (
     "checkpoint_files",
     "checkpoint",
     "processes",
+    "workers",
     "shared_memory",
     "flags",
     "health",
