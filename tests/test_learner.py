@@ -9,6 +9,7 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.learner import Learner
+from outrider.scoring import InlineScorer
 from outrider.statistics import SHORTEST_S, Counters
 from outrider.trainer_config import AsyncTrainerConfig, AsyncTrainStat
 
@@ -108,7 +109,7 @@ class World:
 
     def run(self, **config: Any) -> AsyncTrainStat:
         fake: Any = self
-        return self.learner(**config).run(fake, fake)
+        return self.learner(**config).run(fake, InlineScorer(fake, fake))
 
 
 def test_the_order_of_one_opt_step_is_as_documented() -> None:

@@ -53,6 +53,7 @@ from .errors import ChannelError as ChannelError
 from .errors import CheckpointError as CheckpointError
 from .errors import ConfigError as ConfigError
 from .errors import EnvFailed as EnvFailed
+from .errors import EvaluatorFailed as EvaluatorFailed
 from .errors import Interrupted as Interrupted
 from .errors import LayoutMismatch as LayoutMismatch
 from .errors import OutriderError as OutriderError

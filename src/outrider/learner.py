@@ -1,7 +1,7 @@
 """Stations (3) to (5): the learner's loop, the same for the asynchronous and the synchronous trainer.
 
-One iteration, in this order: insert as far as the balance allows, opt step, evaluation, ``best``, numbered save,
-publication, cost statistics, store, flush, checkpoint, stop test.
+One iteration, in this order: a score that has arrived, insert as far as the balance allows, opt step, evaluation,
+``best``, numbered save, publication, cost statistics, store, flush, checkpoint, stop test.
 """
 
 from __future__ import annotations
@@ -12,22 +12,28 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, cast
 
 from outrider.balance import Balance
-from outrider.checkpoint import Checkpoints
+from outrider.checkpoint import Checkpoints, announce
 from outrider.checkpoint_files import Checkpoint, Moment
-from outrider.core import Agent, Evaluator, Recorder, ReplayBuffer, ReplayBufferConfig
+from outrider.core import Agent, Recorder, ReplayBuffer, ReplayBufferConfig
 from outrider.data import Layout, Record
 from outrider.errors import LayoutMismatch
 from outrider.model_sync import ModelSender
 from outrider.run_state import Resumable, capture, restore
+from outrider.scoring import Scored, Scorer
 from outrider.statistics import Counters, Meter
 from outrider.trainer_config import AsyncTrainerConfig, AsyncTrainStat
 
 ROWS_PER_INSERT = 4096  # rows taken between two opt steps at most, so that a flood of data never holds the learner
 STORE_INTERVAL_S = 0.5  # statistics reach the recorder at least this often, so that a live display lives
+LAST_SCORES_NAP_S = 0.01  # between two looks for the last scores
 PUBLISH_ENV_STEPS_INTERVAL_S = 0.25  # while nothing is learnt, exploration schedules still see env steps this often
+
+
+LIMITS = ("max_opts", "max_env_steps", "max_time_s")
+"""Why a run ends that waits for its last evaluations: it has done what it was to do."""
 
 
 class Stage(Enum):
@@ -39,6 +45,7 @@ class Stage(Enum):
     EVALUATION = "an evaluation"
     RECORDING = "recording"
     CHECKPOINT = "a checkpoint"
+    LAST_SCORES = "waiting for the last evaluation"
 
 
 class Source(Resumable, Protocol):
@@ -105,9 +112,9 @@ class Learner:
         """Opt steps so far."""
         return self.counters.opt_steps
 
-    def run(self, recorder: Recorder, evaluator: Evaluator) -> AsyncTrainStat:
+    def run(self, recorder: Recorder, scorer: Scorer) -> AsyncTrainStat:
         """Train until a stop condition holds. Flushes, saves and publishes also when it is left by an exception."""
-        self.recorder, self.evaluator = recorder, evaluator
+        self.recorder, self.scorer = recorder, scorer
         self.meter = Meter(self.counters, self.buffer.inserted, self._seconds_before)
         if self.checkpoints is not None:
             self.checkpoints.start(self.buffer, exact=self.config.mode == "sync")
@@ -128,8 +135,11 @@ class Learner:
     def _loop(self) -> str:
         config, buffer = self.config, self.buffer
         while True:
+            self._take_score()
             reason = self._stop_reason()
             if reason is not None:
+                if reason in LIMITS:
+                    self._take_last_scores()
                 return reason
             self.stage = Stage.INSERTING
             allowed = self.balance.rows_allowed(buffer.inserted, buffer.sampled, ROWS_PER_INSERT)
@@ -167,16 +177,48 @@ class Learner:
         config = self.config
         if _due(self.opt_steps, config.eval_interval):
             self.stage = Stage.EVALUATION
-            score, scores = self.evaluator.evaluate(self.agent)
-            record.update(scores)
-            if not math.isnan(score):  # as it is when the evaluation was stopped
-                self._last_score = score
-                if self.best_score is None or score > self.best_score:
-                    self.best_score = score
-                    self.recorder.save_model("best", self.agent)
-                record["eval/best_mean_reward"] = self.best_score
+            scored = self.scorer.evaluate(self._axes())
+            if scored is not None:
+                record.update(self._judge(scored))
         if _due(self.opt_steps, config.save_interval):
             self.recorder.save_model(str(self.opt_steps), self.agent)
+
+    def _judge(self, scored: Scored) -> Record:
+        """Keep what was evaluated if it is the best so far."""
+        record, score = scored.record, scored.score
+        if not math.isnan(score):  # as it is when the evaluation was stopped
+            self._last_score = score
+            if self.best_score is None or score > self.best_score:
+                self.best_score = score
+                self.recorder.save_model("best", scored.agent())
+            record = {**record, "eval/best_mean_reward": self.best_score}
+        return record
+
+    def _take_score(self) -> None:
+        """Record a score that has arrived, at the moment that was evaluated."""
+        scored = self.scorer.arrived()
+        if scored is None:
+            return
+        record = self._judge(scored)
+        if record:
+            if self.stage is not Stage.LAST_SCORES:
+                self._flush()  # what was stored so far belongs to later steps
+            self.recorder.store(scored.axes | record)
+            self.recorder.flush(int(cast(int, scored.axes["opt_steps"])))
+
+    def _take_last_scores(self) -> None:
+        """Wait, within limits, for the evaluations that are still open. That is no time of training."""
+        if not self.scorer.open():
+            return
+        self._flush()  # rates are of training
+        self.stage = Stage.LAST_SCORES
+        deadline = time.monotonic() + self.scorer.patience_s
+        with self.meter.paused():
+            while self.scorer.open() and time.monotonic() < deadline and self.should_stop() is None:
+                time.sleep(LAST_SCORES_NAP_S)
+                self._take_score()
+        for opt_steps in self.scorer.open():
+            announce(f"the evaluation at {opt_steps} opt steps had not ended when the run did: dropped")
 
     def _record(self, record: Record) -> None:
         self.stage = Stage.RECORDING
@@ -238,6 +280,7 @@ class Learner:
             self._axes()
             | self.meter.read(buffer.inserted, buffer.sampled)
             | self.source.statistics()
+            | self.scorer.statistics()
             | {"async/samples_per_insert": self.balance.achieved(buffer.inserted, buffer.sampled)}
         )
 
@@ -260,6 +303,7 @@ class Learner:
         )
         state["best_score"], state["last_score"] = self.best_score, self._last_score
         moment = Moment(self.opt_steps, self.counters.env_steps, self.meter.seconds(), self._last_score, reason)
+        missing += tuple(f"the evaluation at {n} opt steps" for n in self.scorer.open())
         checkpoints.take(moment, state, missing)
         self.recorder.store(self._axes() | checkpoints.statistics())
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from outrider.checkpoint import CheckpointConfig
 from outrider.config import Config, require
+from outrider.process_scorer import EvaluationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class AsyncTrainerConfig(Config):
         mode: ``async`` (actors in processes or threads of their own), or ``sync`` (actors and learner take turns
             in one process, bit for bit reproducible).
         checkpoint: When the run is saved so that it can be resumed.
+        evaluation: Where the agent is evaluated.
         stall_timeout_s: Seconds without an env step, opt step, evaluation step or checkpoint anywhere after which an
             asynchronous run ends with an error; a learner that computes, as in a compilation, is no stall. 0: off.
     """
@@ -47,6 +49,7 @@ class AsyncTrainerConfig(Config):
     samples_per_insert: float | None = 8.0
     mode: Literal["async", "sync"] = "async"
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     stall_timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
@@ -72,6 +75,12 @@ class AsyncTrainerConfig(Config):
             "an int >= 1, since target_score is set",
             self.eval_interval,
         )
+
+    @property
+    def ends_by_score_only(self) -> bool:
+        """Whether nothing but an evaluation can end the run."""
+        limits = self.max_opts, self.max_env_steps, self.max_time_s
+        return self.target_score is not None and limits == (None, None, None)
 
     def require_possible(self, replay: Any, agent: Any) -> None:
         """Refuse a warm-up that never ends, and batches larger than what is there after it.

@@ -100,12 +100,12 @@ def train_async(
         actor_man_config: How actors run and send.
         async_trainer_config: When the learner does what.
         recorder: Takes metrics and models; not closed here.
-        evaluator: Scores the agent; not closed here.
+        evaluator: Scores the agent, or a copy of it does in a process of its own; not closed here.
         seed: Seed of the run.
         checkpoints: Saves the run, and says what it goes on from; not closed here. None: it is not saved.
         report: Called with what was done when the run ends, however that is; for those who get no result because
             it ends with an exception.
-        logs: Directory for what actors that fail leave, see `ActorManager.build`.
+        logs: Directory for what actors and evaluators that fail leave, see `ActorManager.build`.
 
     Raises:
         ConfigError: Something that cannot work, before any process was started.
@@ -139,6 +139,7 @@ def train_async(
             model_sender,
             stop,
             seed=seed,
+            logs=logs,
         )
         resuming.prepare(trainer.learner, checkpoints)
         interrupts.request, interrupts.busy = trainer.request_stop, lambda: trainer.learner.looping
