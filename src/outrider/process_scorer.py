@@ -302,16 +302,21 @@ def build_double(source: PolicySource, agent: Agent) -> Agent | None:
     states = random_states()
     try:
         double = source.agent_config.build(source.env_spec, device="cpu", seed=derive(source.seed, Role.LEARNER))
-        _, info = agent.model_info()
-        double.sync_model({**{k: np.array(v) for k, v in info.items()}, ENV_STEPS: np.array(0, np.int64)})
-        _, copied = double.model_info()
-        same = info.keys() == copied.keys() and all(_equal(info[name], copied[name]) for name in info)
+        changed = {name: _changed(np.asarray(value)) for name, value in agent.model_info()[1].items()}
+        double.sync_model({**{name: value.copy() for name, value in changed.items()}, ENV_STEPS: np.array(0, np.int64)})
+        _, taken = double.model_info()
+        same = changed.keys() == taken.keys() and all(_equal(changed[name], taken[name]) for name in changed)
     except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
         log.debug("no second agent: %s: %s", type(error).__name__, error)
         return None
     finally:
         set_random_states(states)
     return double if same else None
+
+
+def _changed(array: Array) -> Array:
+    """Values that a new agent does not have by itself, where they may be any."""
+    return array + array.dtype.type(1) if array.dtype.kind == "f" else array.copy()
 
 
 def _equal(a: Array, b: Array) -> bool:
