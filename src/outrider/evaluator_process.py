@@ -193,8 +193,8 @@ def _serve(
                 break
             snapshot.fetch()
             policy.sync_model(snapshot.info)
-            outcome = evaluator.evaluate(policy)
-            _send(results, _SCORE + processes.dumps(outcome))
+            score, record = evaluator.evaluate(policy)
+            _send(results, _SCORE + processes.dumps((float(score), dict(record))))  # what is neither fails here
     evaluator.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,15 @@ import pytest
 from children_faults import FaultAgent, FaultAgentConfig, fault_env, note
 from runs_with_faults import Pythons, alive, gone, noted, nothing_left, train
 
+import outrider
+from outrider.agents.dqn import DqnConfig
 from outrider.core import EnvSpec
 from outrider.errors import EvaluatorFailed
+from outrider.evaluation import DefaultEvaluator
 from outrider.flags import InitGuard
 from outrider.process_scorer import EvaluationConfig
-from outrider.recording import MemoryRecorder
+from outrider.recording import MemoryRecorder, read_metrics
+from outrider.run_dir import read_model_meta
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.timeout(60)
@@ -44,6 +50,7 @@ def pythons() -> Iterator[Pythons]:
 
 FAULTS = {
     "raise": lambda: 1 // 0,
+    "nonsense": lambda: None,
     "exit": lambda: os._exit(0),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: ctypes.string_at(0),
@@ -76,6 +83,8 @@ class Weigher:
         note(str(self.folder), f"evaluator-{n}", os.getpid())
         if n < self.times:
             FAULTS[self.how]()
+            if self.how == "nonsense":
+                return "a score", {}  # type: ignore[return-value]
         weights = agent.weights.copy()
         until = time.monotonic() + self.takes_s
         while time.monotonic() < until and not self.stop():
@@ -113,7 +122,7 @@ def test_an_evaluator_that_fails_or_hangs_harms_nothing_and_the_next_evaluation_
             logs=tmp_path,
             eval_interval=50,
             target_score=1.0,
-            evaluation=EvaluationConfig(timeout_s=0.5),
+            evaluation=EvaluationConfig(timeout_s=2.0 if how in ("hang", "gil", "stop") else 30.0),
         )
     assert result.stats.stopped_by == "target_score"
     assert [stat.restarts for stat in result.actor_stats] == [0, 0]
@@ -125,10 +134,11 @@ def test_an_evaluator_that_fails_or_hangs_harms_nothing_and_the_next_evaluation_
     said, log = capfd.readouterr().err, (tmp_path / "evaluator.log").read_text()
     expected = {
         "raise": "the evaluator failed: ZeroDivisionError: integer division or modulo by zero",
+        "nonsense": "the evaluator failed: ValueError: could not convert string to float: 'a score'",
         "exit": "the evaluator ended by itself with exit code 0",
         "kill": "the evaluator was killed by SIGKILL",
         "segfault": "the evaluator was killed by SIGSEGV",
-    }.get(how, "the evaluator hung: killed after 0.5 s (trainer.evaluation.timeout_s)")
+    }.get(how, "the evaluator hung: killed after 2 s (trainer.evaluation.timeout_s)")
     assert said.count(f"outrider: {expected}; the evaluation at ") == 1, "once, and not again"
     assert log.count(expected) == 2
     if how in ("raise", "segfault", "hang"):
@@ -260,6 +270,70 @@ def test_what_cannot_be_evaluated_elsewhere_is_evaluated_in_the_learner_and_that
     said = [line for line in capfd.readouterr().err.splitlines() if "evaluations run in the learner" in line]
     words = {"unpicklable": ["Inline cannot be pickled (TypeError"], "no sync_model": ["does not take over its model"]}
     assert [word in line for line, word in zip(said, words.get(why, []), strict=True)] == [True] * len(said)
+
+
+class Slow(DefaultEvaluator):
+    """Takes its time."""
+
+    takes_s = 0.0
+
+    def evaluate(self, agent: Any) -> tuple[float, dict[str, Any]]:
+        until = time.monotonic() + self.takes_s
+        while time.monotonic() < until and self.stop is not None and not self.stop():
+            time.sleep(0.01)
+        return super().evaluate(agent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowConfig:
+    takes_s: float = 0.0
+
+    def build(self, env_config: Any) -> Slow:
+        evaluator = Slow(env_config, n_episodes=3)
+        evaluator.takes_s = self.takes_s
+        return evaluator
+
+
+def run_slowly(run_dir: Path, takes_s: float, **trainer: Any) -> None:
+    outrider.train(
+        "CartPole-v1",
+        DqnConfig(hidden=(8,), batch_size=32),
+        n_actors=1,
+        run_dir=run_dir,
+        evaluator=SlowConfig(takes_s=takes_s),
+        recorder={"console": "off"},
+        trainer={"warmup_period": 100, "target_score": None, **trainer},
+    )
+
+
+def test_the_best_model_in_a_run_directory_is_that_of_its_opt_steps_and_acts(tmp_path: Path) -> None:
+    run_slowly(tmp_path / "run", 0.1, max_opts=300, eval_interval=50, save_interval=50)
+    models = tmp_path / "run" / "models"
+    opt_steps = read_model_meta(models / "best")["opt_steps"]
+    assert opt_steps in range(50, 350, 50)
+    evaluated = [line for line in read_metrics(tmp_path / "run") if line.get("eval/mean_reward") is not None]
+    best = max(evaluated, key=lambda line: line["eval/mean_reward"])  # type: ignore[arg-type,return-value]
+    assert best["opt_steps"] == opt_steps
+    kept, saved = (sorted((models / name).iterdir()) for name in ("best", str(opt_steps)))
+    assert [file.read_bytes() for file in kept] == [file.read_bytes() for file in saved]
+    assert outrider.load_policy(tmp_path / "run").sample(np.zeros((3, 4), np.float32)).shape == (3,)
+
+
+def test_a_checkpoint_says_which_evaluations_it_does_not_contain_and_a_resumed_run_goes_on_without_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    short = {"eval_interval": 20, "evaluation": {"finish_timeout_s": 0.2}}
+    run_slowly(tmp_path / "run", 600.0, max_opts=50, **short)
+    manifest = json.loads((tmp_path / "run/checkpoints/50/manifest.json").read_text())
+    lost = ["the evaluation at 20 opt steps", "the evaluation at 40 opt steps"]
+    assert manifest["not_contained"] == ["open episodes", *lost]
+    capfd.readouterr()
+    outrider.resume(
+        tmp_path / "run", {"trainer.max_opts": 60, "trainer.evaluation.finish_timeout_s": 60, "evaluator.takes_s": 0.0}
+    )
+    assert f"not in the checkpoint: open episodes, {', '.join(lost)}" in capfd.readouterr().err
+    scored = [line["opt_steps"] for line in read_metrics(tmp_path / "run") if "eval/mean_reward" in line]
+    assert scored == [60]
 
 
 def test_a_learner_killed_during_an_evaluation_takes_the_evaluator_and_its_children_with_it(
