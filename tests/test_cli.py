@@ -36,7 +36,7 @@ class Result:
 
 
 class Wiring(ModuleType):
-    """Takes the place of the module that runs things, and notes what it was asked to do."""
+    """Takes the place of the modules that run things, and notes what it was asked to do."""
 
     def __init__(self) -> None:
         super().__init__("outrider.wiring")
@@ -71,6 +71,7 @@ class Wiring(ModuleType):
 def wiring(monkeypatch: pytest.MonkeyPatch) -> Wiring:
     fake = Wiring()
     monkeypatch.setitem(sys.modules, "outrider.wiring", fake)
+    monkeypatch.setitem(sys.modules, "outrider.loaded_policy", fake)
     return fake
 
 

@@ -32,13 +32,10 @@ from outrider.core import (
     ReplayBufferConfig,
     StepProcessorConfig,
 )
-from outrider.data import Record
 from outrider.envs.gymnasium import GymEnvConfig
 from outrider.errors import ActorFailed, CheckpointError, ConfigError, ResourceError
-from outrider.evaluation import DefaultEvaluator
 from outrider.flags import InitGuard, StopFlag
 from outrider.interrupts import Interrupts
-from outrider.loaded_policy import LoadedPolicy, build_saved
 from outrider.model_sync import model_channel
 from outrider.recording import Goals
 from outrider.run_config import AGENTS, RunConfig
@@ -354,50 +351,6 @@ def train(
     if run_dir is not None:
         given["run_dir"] = str(run_dir)
     return run(RunConfig.from_sources(preset, given))
-
-
-def evaluate_run(run_dir: Path | str, model: str = "best", episodes: int = 10, seed: int = 0) -> tuple[float, Record]:
-    """Play whole episodes with a model that a run has kept.
-
-    Args:
-        run_dir: The run directory; it may be in use.
-        model: ``best``, ``last`` or a number of opt steps.
-        episodes: Number of episodes.
-        seed: Seed of the environments.
-
-    Returns:
-        Mean return, and ``eval/*`` metrics.
-
-    Raises:
-        RunDirError: It is no run directory, or has no such model.
-    """
-    config, path = _open_run(run_dir, model)
-    env = config.env.eval()
-    agent = build_saved(config.agent, env.spec(), path)
-    with closing(DefaultEvaluator(env, seed=seed, n_episodes=episodes)) as evaluator:
-        return evaluator.evaluate(agent)
-
-
-def load_policy(run_dir: Path | str, model: str = "best") -> LoadedPolicy:
-    """A policy that a run has learned, for one observation or a batch.
-
-    Args:
-        run_dir: The run directory; it may be in use.
-        model: ``best`` (which is the last one where the run was never evaluated), ``last`` or a number of opt steps.
-
-    Raises:
-        RunDirError: It is no run directory, or has no such model.
-    """
-    if model == "best":
-        model = RunDir.open(run_dir, lock=False).default_model()
-    config, path = _open_run(run_dir, model)
-    spec = config.env.eval().spec()
-    return LoadedPolicy(build_saved(config.agent, spec, path), spec)
-
-
-def _open_run(run_dir: Path | str, model: str) -> tuple[RunConfig, Path]:
-    run = RunDir.open(run_dir, lock=False)
-    return RunConfig.load(run.path / "config.yaml"), run.model_path(model)
 
 
 def _require_possible(config: RunConfig) -> EnvSpec:
