@@ -43,7 +43,9 @@ class Wiring(ModuleType):
         self.calls: list[tuple[Any, ...]] = []
         self.failure: BaseException | None = None
 
-    def run(self, config: RunConfig, *, argv: list[str], report: Callable[[Result], None]) -> None:
+    def run(
+        self, config: RunConfig, *, argv: list[str], report: Callable[[Result], None], show_needs: Callable[..., None]
+    ) -> None:
         self.calls.append((config, argv))
         if not isinstance(self.failure, RunDirError):  # which is raised before anything is done
             report(Result(Stats(), (), Path("runs/x")))
@@ -58,6 +60,7 @@ class Wiring(ModuleType):
         checkpoint: int | None,
         argv: list[str],
         report: Callable[[Result], None],
+        show_needs: Callable[..., None],
     ) -> None:
         self.calls.append((run_dir, overrides, checkpoint, argv))
         report(Result(Stats(), (), run_dir))

@@ -37,6 +37,7 @@ from outrider.errors import ActorFailed, CheckpointError, ConfigError, ResourceE
 from outrider.flags import InitGuard, StopFlag
 from outrider.interrupts import Interrupts
 from outrider.model_sync import model_channel
+from outrider.preflight import Check, processes_check, require_enough, space_check, warn_if_tight
 from outrider.recording import Goals
 from outrider.run_config import AGENTS, RunConfig
 from outrider.run_dir import RunDir, default_path, model_meta
@@ -65,6 +66,9 @@ Report: TypeAlias = Callable[[TrainResult], object]
 
 def _no_report(result: TrainResult) -> None:
     """Report nothing."""
+
+
+ShowNeeds: TypeAlias = Callable[[Sequence[Check]], object]
 
 
 def train_async(
@@ -193,22 +197,29 @@ def train_sync(
     return result
 
 
-def run(config: RunConfig, *, argv: Sequence[str] = (), report: Report = _no_report) -> TrainResult:
+def run(
+    config: RunConfig,
+    *,
+    argv: Sequence[str] = (),
+    report: Report = _no_report,
+    show_needs: ShowNeeds = warn_if_tight,
+) -> TrainResult:
     """Train as a run config says, into a run directory.
 
     Args:
         config: The run.
         argv: The command line, kept in the run directory.
         report: Called with what was done when the run has ended, however that was, and ``stats.json`` is written.
+        show_needs: Called with what the run needs and what is free, before anything is started.
 
     Raises:
         ConfigError: Something that cannot work, before any process of the run was started.
+        ResourceError: Memory, disk, descriptors or processes certainly do not suffice; nothing was started.
         RunDirError: The run directory is not empty, or in use.
         ActorFailed: An actor ended before it was asked to.
         Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
     """
-    processes.ensure_server()
-    spec = _require_possible(config)
+    spec = _require_possible(config, Path(config.run_dir or "runs"), show_needs)
     with (
         RunDir.create(config.run_dir or _default_run_dir(config), config.to_yaml(), argv) as run_dir,
         _discarded_if_refused(run_dir),
@@ -223,6 +234,7 @@ def resume(
     checkpoint: int | None = None,
     argv: Sequence[str] = (),
     report: Report = _no_report,
+    show_needs: ShowNeeds = warn_if_tight,
 ) -> TrainResult:
     """Go on with a run from its newest checkpoint that is whole, in its directory; from the start if there is none.
 
@@ -234,18 +246,19 @@ def resume(
         checkpoint: Opt steps of the checkpoint to go on from instead; newer ones are set aside.
         argv: The command line, kept in the run directory.
         report: As for :func:`run`.
+        show_needs: As for :func:`run`.
 
     Raises:
         ConfigError: Something that cannot work, before any process of the run was started.
+        ResourceError: As for :func:`run`.
         RunDirError: It is no run directory, or in use.
         CheckpointError: There are checkpoints, but none is whole; or the agent cannot take its state.
         ActorFailed: An actor ended before it was asked to.
         Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
     """
-    processes.ensure_server()
     with RunDir.open(run_dir) as opened:
         config = resuming.new_config(opened, overrides or {})
-        spec = _require_possible(config)
+        spec = _require_possible(config, opened.path, show_needs)
         found = resuming.find_checkpoint(opened, config, spec, checkpoint)
         resuming.go_back(opened, found)
         opened.go_on(config.to_yaml(), argv)
@@ -353,12 +366,18 @@ def train(
     return run(RunConfig.from_sources(preset, given))
 
 
-def _require_possible(config: RunConfig) -> EnvSpec:
-    """Find out before anything is created whether items, agent and evaluation suit the environment."""
+def _require_possible(config: RunConfig, path: Path, show_needs: ShowNeeds) -> EnvSpec:
+    """Find out before anything is created whether the machine suffices, and all parts suit the environment."""
+    checks = processes_check(config)
+    require_enough(checks)  # at once: even describing the environment takes a process
+    processes.ensure_server()
     spec = config.env.spec()
     config.step_processor.layout(spec)
-    config.agent.build_actor(spec)
+    _, model = config.agent.build_actor(spec).model_info()
     spec.require_same_spaces(config.env.eval().spec())
+    checks = [*space_check(config, spec, model, path), *checks]
+    require_enough(checks)
+    show_needs(checks)
     return spec
 
 
