@@ -135,7 +135,7 @@ def test_evaluation_prints_score_and_metrics(outrider: Outrider, wiring: Wiring)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("trian",), "verb: expected one of train, resume, eval, presets, got 'trian' (did you mean train?)"),
+        (("trian",), "verb: expected one of train, resume, eval, presets, doctor, got 'trian' (did you mean train?)"),
         (("train",), "outrider train: expected PRESET_OR_YAML, got nothing"),
         (("train", "cartpole-dqn", "pong-dqn"), "outrider train: expected no more arguments, got pong-dqn"),
         (("train", "cartpole-dqn", "-n", "3"), "outrider train: expected no more arguments, got -n 3"),

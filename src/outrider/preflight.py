@@ -129,7 +129,7 @@ def processes_check(config: RunConfig) -> list[Check]:
             started + 1,
             started + SERVER_PROCESSES + threads + LEARNER_EXTRA_THREADS,
             machine.free_processes(),
-            f"{actors}, fork server, threads of the learner",
+            f"{actors}, fork server, learner's threads",
             "raise `ulimit -u` or the control group's limit, or lower actors.n_actors",
             in_bytes=False,
         ),
@@ -138,8 +138,8 @@ def processes_check(config: RunConfig) -> list[Check]:
             1,
             busy,
             cores,
-            f"{actors}, learner with {threads} thread{'s' * (threads > 1)}",
-            "more busy threads than cores",
+            f"{actors}, learner {threads} thread{'s' * (threads > 1)}",
+            "oversubscribed",
             in_bytes=False,
         ),
     ]
@@ -196,10 +196,10 @@ def _memory(
     certain = (replay if replay_is_certain else 0) + channels + certain_own
     expected = replay + channels + own + server + LEARNER_MODELS * model_bytes
     rest = expected - replay - own
-    parts = [f"replay {size_text(replay)}"]
+    parts = [f"replay {_short(replay)}"]
     if own:
-        parts.append(f"{n} actor{'s' * (n > 1)} {size_text(own)} without environments")
-    parts.append(f"rest {size_text(rest)}")
+        parts.append(f"{n} actor{'s' * (n > 1)} {_short(own)}")
+    parts.append(f"rest {_short(rest)}")
     advice = "lower replay.capacity or actors.n_actors"
     return Check("memory", certain, max(certain, expected), available_bytes(), ", ".join(parts), advice)
 
@@ -208,19 +208,19 @@ def _disk(config: RunConfig, row_bytes: int, replay: int, model_bytes: int, run_
     """At most: the rows of all kept checkpoints, no two of which share any, or all rows that the run can ever make."""
     trainer, kept = config.trainer, config.trainer.checkpoint
     state = CHECKPOINT_MODELS * model_bytes
-    certain, expected, detail = 2 * model_bytes, LOG_BYTES + 2 * model_bytes, "models and metrics"
+    certain, expected, detail = 2 * model_bytes, LOG_BYTES + 2 * model_bytes, "models, metrics"
     if kept.keep:
         certain += state
         copies = kept.keep + 2  # the best, and the one that is being written
         expected += copies * state
-        detail += f", {kept.keep} checkpoints and the best"
+        detail += f", {kept.keep}+1 checkpoints"
         if kept.replay:
             first = min(trainer.warmup_period * row_bytes, replay)
             certain += first
             ever = _rows_ever(config)
             most = copies * replay if ever is None else min(copies * replay, ever * row_bytes)
             expected += max(most, first)
-            detail += f" with {size_text(most)} of replay at most"
+            detail += f", replay up to {_short(most)}"
     free = machine.free_disk(run_dir)
     return Check("disk", certain, max(certain, expected), free, detail, "see trainer.checkpoint, or another run_dir")
 
@@ -234,3 +234,7 @@ def _rows_ever(config: RunConfig) -> int | None:
     if trainer.max_opts is not None and trainer.samples_per_insert is not None and isinstance(batch, int):
         bounds.append(trainer.warmup_period + int(trainer.max_opts * batch / trainer.samples_per_insert))
     return min(bounds, default=None)
+
+
+def _short(nbytes: int) -> str:
+    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.1f} MB"

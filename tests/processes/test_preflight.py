@@ -57,7 +57,7 @@ def test_too_few_descriptors_for_the_actors_are_one_line_and_exit_code_2(tmp_pat
 def test_a_replay_buffer_that_memory_cannot_hold_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     done = outrider(tmp_path, "train", "cartpole-dqn", "--replay.capacity=1_000_000_000_000")
     refused(done, tmp_path, "memory: needs at least 64000.")
-    assert "free (replay 64000.00 GB, 2 actors " in done.stderr
+    assert "free (replay 64,000.0 GB, 2 actors " in done.stderr
 
 
 def test_a_run_that_just_has_the_descriptors_it_is_said_to_need_works(tmp_path: Path) -> None:
