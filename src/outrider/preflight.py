@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from outrider import machine
 from outrider.async_trainer import learner_threads
@@ -108,12 +109,13 @@ def warn_if_tight(checks: Sequence[Check]) -> None:
 def processes_check(config: RunConfig) -> list[Check]:
     """Descriptors, processes and cores: known from the config alone."""
     n = config.actors.count()
-    threads, cores = learner_threads(n, machine.usable_cores()), machine.usable_cores()
-    in_processes = config.trainer.mode == "async" and config.actors.backend == "processes"
+    cores, alone = machine.usable_cores(), config.trainer.mode == "sync"
+    threads = torch.get_num_threads() if alone else learner_threads(n, cores)
+    in_processes = not alone and config.actors.backend == "processes"
     started = n if in_processes else 0
     fds, own = (DESCRIPTORS_PER_ACTOR * started, DESCRIPTORS) if in_processes else (0, DESCRIPTORS // 2)
-    busy = threads + n if config.trainer.mode == "async" else torch_threads()
-    actors = f"{n} actor{'s' * (n > 1)}" if config.trainer.mode == "async" else "actors in the learner's thread"
+    busy = threads if alone else threads + n
+    actors = "no actors" if alone else f"{n} actor{'s' * (n > 1)}"
     return [
         Check(
             "descriptors",
@@ -143,13 +145,6 @@ def processes_check(config: RunConfig) -> list[Check]:
             in_bytes=False,
         ),
     ]
-
-
-def torch_threads() -> int:
-    """Threads that torch computes with in this process."""
-    import torch
-
-    return torch.get_num_threads()
 
 
 def space_check(config: RunConfig, env_spec: EnvSpec, model: Mapping[str, Any], run_dir: Path) -> list[Check]:

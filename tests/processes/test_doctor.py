@@ -173,7 +173,7 @@ def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
 def test_doctor_of_a_preset_shows_machine_needs_and_trial(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = doctor(capsys, "cartpole-dqn")
     assert (code, err) == (0, "")
-    labels = [line[:12].strip() for line in out.splitlines()]
+    labels = [line[:11].strip() for line in out.splitlines()]
     machine = ["outrider", "packages", "cpu", "memory", "disk", "descriptors", "processes"]
     assert labels[:10] == [*machine, "fork server", "compiler", "cuda"]
     assert labels[11:16] == ["memory", "disk", "descriptors", "processes", "cores"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from outrider.cli.arguments import Parser, import_from_here
@@ -80,13 +81,20 @@ def _take_timeout(options: list[str]) -> float:
 
 
 class _Say:
-    """Lines with a label, in colour on a terminal."""
+    """Lines with a label, on a terminal in colour and wrapped beside it."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = Console(highlight=False)
 
-    def __call__(self, label: str, text: str, style: str = "") -> None:
-        self._console.print(Text.assemble((f"{label:<13}", style or "bold"), text))
+    def __call__(self, label: str, text: str, style: str = "bold") -> None:
+        if self._console.is_terminal:
+            line = Table.grid(padding=(0, 2))
+            line.add_column(width=11, style=style)
+            line.add_column(overflow="fold")
+            line.add_row(label, Text(text))
+            self._console.print(line)
+        else:
+            print(f"{label:<11}  {text}")
         sys.stdout.flush()
 
 
@@ -100,7 +108,7 @@ def _show_machine(say: _Say) -> None:
     info = system_info()
     versions = info["versions"]
     say("outrider", f"{__version__}, python {sys.version.split()[0]}")
-    say("packages", "  ".join(f"{name} {text}" for name, text in versions.items() if name != "outrider"))
+    say("packages", ", ".join(f"{name} {text}" for name, text in versions.items() if name != "outrider"))
     say("cpu", f"{info['cpu']}, {info['usable_cores']} of {info['cores']} cores usable")
     say("memory", f"{size_text(available_bytes())} free of {size_text(info['memory_bytes'])}")
     say("disk", f"{size_text(machine.free_disk(Path.cwd()))} free here")
@@ -137,7 +145,7 @@ def _examine(config: RunConfig, timeout_s: float, say: _Say) -> int:
         show_needs(checks)
         require_enough(checks)
         print(flush=True)
-        say("environment", f"{spec.id}  {spec.observation_space} -> {spec.action_space}")
+        say("environment", f"{spec.id}: {_short(spec.observation_space)} -> {_short(spec.action_space)}")
         trial = try_parts(config.env, spec, _own(config, spec), n_envs=config.actors.n_envs, timeout_s=timeout_s)
     for text in trial.facts:
         say("", text)
@@ -148,6 +156,12 @@ def _examine(config: RunConfig, timeout_s: float, say: _Say) -> int:
     found = _count(len(trial.problems), "problem")
     say("result", f"{found}, {_count(len(trial.warnings), 'warning')}", "bold red" if trial.problems else "bold green")
     return 1 if trial.problems else 0
+
+
+def _short(space: Any) -> str:
+    """A space in a few words: of a Box its shape and dtype."""
+    bounds = getattr(space, "low", None)
+    return f"{space.dtype} {list(space.shape)}" if bounds is not None else " ".join(str(space).split())
 
 
 def _count(n: int, what: str) -> str:
