@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,36 +66,43 @@ def try_parts(
         timeout_s: Seconds for each stage, after which the process is killed.
     """
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    trial, stage = Trial(), "start"
     with receiver, tempfile.NamedTemporaryFile() as stacks:
         with sender:
             data = dumps((env_config, env_spec, list(checks), n_envs, timeout_s))
             process = start_process(_child, (sender, data, stacks.name), "outrider: doctor")
         assert process.pid is not None
         try:
-            while True:
-                if not receiver.poll(timeout_s):
-                    os.kill(process.pid, signal.SIGUSR1)
-                    process.join(0.5)  # until it has written where it is
-                    where = _innermost(Path(stacks.name).read_text(errors="replace"))
-                    trial.problems.append(f"{stage}: not done within {timeout_s:g} s{where}")
-                    break
-                kind, text = loads(receiver.recv_bytes())
-                if kind == "stage":
-                    stage = text
-                else:
-                    {"problem": trial.problems, "warning": trial.warnings, "fact": trial.facts}[kind].append(text)
-        except (EOFError, OSError):  # it is gone, maybe in the middle of a word
-            process.join(timeout_s)
-            if process.exitcode != 0 or stage != "end":
-                where = _innermost(Path(stacks.name).read_text(errors="replace"))
-                trial.problems.append(f"{stage}: the process {_end(process.exitcode)}{where}")
+            return _listen(receiver, process, Path(stacks.name), timeout_s)
         finally:
             kill_group(process.pid)
             if process.is_alive():  # its group may not exist yet
                 process.kill()
             process.join()
             process.close()
+
+
+def _listen(receiver: Connection, process: BaseProcess, stacks: Path, timeout_s: float) -> Trial:
+    """Take what the process finds, until it ends or says nothing for that long; then say where it was."""
+    assert process.pid is not None
+    trial, stage = Trial(), "start"
+    lists = {"problem": trial.problems, "warning": trial.warnings, "fact": trial.facts}
+    how = ""
+    try:
+        while receiver.poll(timeout_s):
+            kind, text = loads(receiver.recv_bytes())
+            if kind == "stage":
+                stage = text
+            else:
+                lists[kind].append(text)
+        how = f"not done within {timeout_s:g} s"
+        os.kill(process.pid, signal.SIGUSR1)
+        process.join(0.5)  # until it has written where it is
+    except (EOFError, OSError):  # it is gone, maybe in the middle of a word
+        process.join(timeout_s)
+        if process.exitcode != 0 or stage != "end":
+            how = f"the process {_end(process.exitcode)}"
+    if how:
+        trial.problems.append(f"{stage}: {how}{_innermost(stacks.read_text(errors='replace'))}")
     return trial
 
 
@@ -271,7 +279,11 @@ class _Health:
     def tell(self, seconds: float, memory: int, tell: Tell) -> None:
         for text in self.bad.values():
             tell("problem", text)
-        tell("fact", f"{self.steps / seconds:,.0f} env steps/s in {self.n_envs} environments of one process")
+        tell(
+            "fact",
+            f"{self.steps / seconds:,.0f} env steps/s in one process with "
+            f"{self.n_envs} environment{'s' * (self.n_envs > 1)}",
+        )
         tell("fact", f"{max(0, memory) / 1e6:.1f} MB of memory per actor for its environments")
         low, high = self.rewards
         tell("fact", f"rewards from {low:g} to {high:g}")

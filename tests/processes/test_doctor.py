@@ -67,7 +67,7 @@ def test_an_environment_that_is_well_has_no_problem_and_its_figures_are_told() -
     trial = tried("CartPole-v1")
     assert trial.problems == []
     patterns = [
-        r"[\d,]+ env steps/s in 2 environments of one process",
+        r"[\d,]+ env steps/s in one process with 2 environments",
         r"\d+\.\d MB of memory per actor for its environments",
         r"rewards from 1 to 1",
         r"\d+ episodes of \d+ to \d+ steps, \d+\.\d in the mean",
