@@ -67,6 +67,7 @@ from .evaluation import DefaultEvaluatorConfig as DefaultEvaluatorConfig
 from .flags import InitGuard as InitGuard
 from .flags import StopFlag as StopFlag
 from .loaded_policy import LoadedPolicy as LoadedPolicy
+from .loaded_policy import load_policy as load_policy
 from .model_sync import ModelReceiver as ModelReceiver
 from .model_sync import ModelSender as ModelSender
 from .model_sync import model_channel as model_channel
@@ -87,7 +88,6 @@ from .trainer_config import AsyncTrainerConfig as AsyncTrainerConfig
 from .trainer_config import AsyncTrainStat as AsyncTrainStat
 from .version import __version__ as __version__
 from .wiring import TrainResult as TrainResult
-from .wiring import load_policy as load_policy
 from .wiring import resume as resume
 from .wiring import run as run
 from .wiring import train as train

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import torch
 
-from outrider import processes
+from outrider import machine, placement
 from outrider.channel import ItemReceiver, PushedItemMessage
 from outrider.checkpoint import Checkpoints
 from outrider.core import Agent, AgentConfig, EnvConfig, Evaluator, Recorder, ReplayBuffer, ReplayBufferConfig
@@ -125,6 +125,7 @@ class AsyncTrainer:
             should_stop=self._should_stop,
         )
         self._evaluation_steps = 0
+        self._cores = machine.usable_cores()  # now: actors that are spread leave this process fewer
 
     @classmethod
     def build(
@@ -200,7 +201,7 @@ class AsyncTrainer:
             Stalled: Nothing moved for ``stall_timeout_s``.
             EvaluatorFailed: Only a score could have ended the run, and there are no more evaluations.
         """
-        choose_threads(self._item_receiver.n_actors)
+        choose_threads(self._item_receiver.n_actors, self._cores)
         self.learner.checkpoints = checkpoints
         try:
             with self._scorer(evaluator, guard_init_env) as scorer:
@@ -243,13 +244,20 @@ def _take_nothing(message: PushedItemMessage) -> None:
     """Leave a message where it is."""
 
 
-def choose_threads(n_actors: int) -> None:
+def choose_threads(n_actors: int, cores: int) -> None:
     """Give torch the cores that actors leave, at least one, unless the user chose a number of threads.
 
     A learner whose threads spin beside busy actors loses most of its speed (docs/performance.md). Torch does not tell
     who chose: a number that it would not have chosen by itself, or that changed since, is the user's.
     """
-    threads, cores = torch.get_num_threads(), processes.usable_cores()
-    unchosen = threads == DEFAULT_THREADS and threads in (cores, psutil.cpu_count(logical=False))
+    torch.set_num_threads(learner_threads(n_actors, cores))
+
+
+def learner_threads(n_actors: int, cores: int) -> int:
+    """Threads that the learner will compute with beside so many actors: see :func:`choose_threads`."""
+    threads = torch.get_num_threads()
+    its_own = {cores, len(placement.usable()), psutil.cpu_count(logical=False)}
+    unchosen = threads == DEFAULT_THREADS and threads in its_own
     if unchosen and not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys():
-        torch.set_num_threads(min(threads, max(1, cores - n_actors)))
+        return min(threads, max(1, cores - n_actors))
+    return threads

@@ -260,7 +260,11 @@ class RowStore(Protocol):
 
 @runtime_checkable
 class ReplayBufferConfig(Protocol):
-    """Builds the replay buffer in the learner."""
+    """Builds the replay buffer in the learner.
+
+    With a method ``nbytes(layout) -> int`` a run is refused at its start if memory cannot hold that much; without one
+    ``capacity`` rows are expected, if it has that field.
+    """
 
     def build(self, layout: Layout) -> ReplayBuffer:
         """Build it for this kind of item.

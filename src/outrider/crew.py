@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from outrider import processes, workers
+from outrider import placement, processes, workers
 from outrider.actor import Actor, ActorBoard
 from outrider.channel import ItemSender, ReplayBufferProxyConfig
 from outrider.core import AgentConfig, EnvConfig, EnvSpec, StepProcessorConfig
@@ -36,7 +36,8 @@ INCURABLE = (BadData, ChannelError, ConfigError)
 class ActorOrder:
     """All that an actor needs besides its channel ends; travels by cloudpickle.
 
-    ``log_file`` takes stack dumps, of hangs and of crashes in native code; None: stderr does.
+    ``log_file`` takes stack dumps, of hangs and of crashes in native code; None: stderr does. ``core`` is the one its
+    process is kept on; None: any.
     """
 
     id: int
@@ -49,6 +50,7 @@ class ActorOrder:
     seed: int
     incarnation: int = 0
     log_file: Path | None = None
+    core: int | None = None
 
     def build(self, stop: StopFlag, board: ActorBoard) -> Actor:
         """Build the actor that this describes."""
@@ -228,6 +230,7 @@ def _actor_main(
         workers.prepare()
         order: ActorOrder = processes.loads(payload)
         workers.dump_stacks_to(order.log_file)
+        placement.pin(() if order.core is None else (order.core,))
         order.build(stop, board).run(item_sender, model_receiver, guard)
     except BaseException as error:  # noqa: BLE001  the entry of an actor: whatever ends it reaches the learner
         kind = _INCURABLE if isinstance(error, INCURABLE) else _CURABLE
