@@ -26,6 +26,9 @@ from outrider.replay.records import Records, checked_columns
 ACTOR = Field("actor", (), np.dtype(np.int32))
 """What a stored entry has besides the columns of the stream."""
 
+LINK_BYTES = 17
+"""What the links of an entry take, and whether it is ready."""
+
 _NO_PLACES = np.empty(0, np.int64)
 _ENDED = -2  # as the last t of a stream: no entry follows it
 
@@ -66,7 +69,7 @@ class FrameMemory:
         self._stack, self._n_steps = layout.frame_stack, n_steps
         self._nothing, self._lost = capacity, capacity + 1
         frame_bytes = frame.dtype.itemsize * int(np.prod(frame.shape, dtype=np.int64))
-        self.entries = Records((*rest, ACTOR), capacity, extra_bytes=frame_bytes + 17 + extra_bytes)
+        self.entries = Records((*rest, ACTOR), capacity, extra_bytes=frame_bytes + LINK_BYTES + extra_bytes)
         self.dtype = np.dtype([(f.name, f.dtype, f.shape) for f in (*layout.fields, ACTOR)], align=True)
         self.frames: Array = np.zeros((capacity + 1, *frame.shape), frame.dtype)
         self.next: Array = np.full(capacity + 2, self._lost, np.int64)

@@ -10,8 +10,8 @@ import numpy as np
 
 from outrider.config import Config, require
 from outrider.data import Array, Batch, Items, Layout, Record
-from outrider.replay.frame_memory import FrameMemory
-from outrider.replay.priorities import Priorities, PriorityConfig, as_array
+from outrider.replay.frame_memory import ACTOR, LINK_BYTES, FrameMemory
+from outrider.replay.priorities import TREE_BYTES, Priorities, PriorityConfig, as_array
 from outrider.replay.row_buffer import RowBuffer
 from outrider.seeding import Role, derive
 
@@ -43,6 +43,11 @@ class FrameReplayBufferConfig(Config):
         require(self.n_steps >= 1, "n_steps", "at least 1", self.n_steps)
         require(self.gamma is None or 0.0 <= self.gamma <= 1.0, "gamma", "a number in [0, 1]", self.gamma)
         require(self.seed >= 0, "seed", "a seed of at least 0", self.seed)
+
+    def nbytes(self, layout: Layout) -> int:
+        """Bytes that frames, entries and priorities will take."""
+        more = LINK_BYTES + ACTOR.dtype.itemsize + (TREE_BYTES if self.prioritized else 0)
+        return self.capacity * (layout.record_dtype().itemsize + more)
 
     @property
     def warmup_limit(self) -> int:
@@ -116,7 +121,7 @@ class FrameReplayBuffer(RowBuffer):
         priorities: PriorityConfig | None = None,
         seed: int = 0,
     ) -> None:
-        self._frames = FrameMemory(layout, capacity, n_steps, extra_bytes=10 if priorities else 0)
+        self._frames = FrameMemory(layout, capacity, n_steps, extra_bytes=TREE_BYTES if priorities else 0)
         super().__init__(layout, self._frames, seed)
         self._priorities = None if priorities is None else Priorities(priorities, capacity)
         self._stack, self._n_steps, self._gamma = layout.frame_stack, n_steps, gamma

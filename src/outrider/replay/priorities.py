@@ -14,6 +14,9 @@ from outrider.replay.sum_tree import BELOW_ONE, SumTree
 HIGHEST = float(np.finfo(np.float32).max)
 """Higher priorities count as this one, so that no sum overflows."""
 
+TREE_BYTES = 10
+"""Bytes of a row's priority and its sums, rounded up."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PriorityConfig(Config):

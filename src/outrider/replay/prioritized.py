@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider.config import require
 from outrider.data import Array, Batch, Items, Layout, Record
-from outrider.replay.priorities import Priorities, PriorityConfig, as_array
+from outrider.replay.priorities import TREE_BYTES, Priorities, PriorityConfig, as_array
 from outrider.replay.records import Records
 from outrider.replay.row_buffer import RowBuffer, require_transitions
 from outrider.seeding import Role, derive
@@ -32,6 +32,10 @@ class PrioritizedReplayBufferConfig(PriorityConfig):
         super().__post_init__()
         require(self.capacity >= 1, "capacity", "at least 1 row", self.capacity)
         require(self.seed >= 0, "seed", "a seed of at least 0", self.seed)
+
+    def nbytes(self, layout: Layout) -> int:
+        """Bytes that the rows and their priorities will take."""
+        return self.capacity * (layout.record_dtype().itemsize + TREE_BYTES)
 
     def build(self, layout: Layout) -> PrioritizedReplayBuffer:
         """Reserve memory for rows of this layout; compile the sum tree, if there is numba.
@@ -66,7 +70,7 @@ class PrioritizedReplayBuffer(RowBuffer):
 
     def __init__(self, layout: Layout, capacity: int, config: PriorityConfig, seed: int = 0) -> None:
         require_transitions(layout, "PrioritizedReplayBuffer")
-        self._records = Records(layout.fields, capacity, extra_bytes=10)
+        self._records = Records(layout.fields, capacity, extra_bytes=TREE_BYTES)
         super().__init__(layout, self._records, seed)
         self._priorities = Priorities(config, capacity)
 
