@@ -1,7 +1,7 @@
 """Frames of many streams, each stored once, and which of them can start a transition.
 
 Entries lie in one ring in the order of their arrival, whoever sent them, those of one message in the order of their
-environments: frames that lie side by side are copied in two thirds of the time. The entries of an episode are linked
+environments: frames that lie side by side are copied faster. The entries of an episode are linked
 both ways. Two places behind the ring stand for what is not there::
 
     ring      0 .................. capacity - 1
