@@ -24,7 +24,8 @@ def frame_layout(env_spec: EnvSpec) -> Layout:
     An entry is a frame, the action taken at it and the reward that this brought. The last frame of an episode is an
     entry of its own, the only one with ``terminated`` or ``truncated`` set; its ``act`` and ``reward`` are 0 and mean
     nothing. So an episode of T steps is T + 1 entries, and its transitions start at the entries without a flag.
-    ``is_first`` marks the first frame of an episode; stacks that reach before it are filled with zeros.
+    ``t`` counts the entries of an episode from 0, so that one that is missing (its reward was not finite, say) is
+    noticed; stacks that reach before the first are filled with zeros. ``env`` is the environment's index in its actor.
 
     Raises:
         UnsupportedSpace: The observation is no stack of frames.
@@ -38,13 +39,14 @@ def frame_layout(env_spec: EnvSpec) -> Layout:
         "frames",
         (
             Field("frame", stacked.shape[1:], stacked.dtype),
-            Field("is_first", (), np.dtype(np.bool_)),
+            Field("t", (), np.dtype(np.int32)),
             act_field(env_spec.action_space),
             Field("reward", (), np.dtype(np.float32)),
             Field("terminated", (), np.dtype(np.bool_)),
             Field("truncated", (), np.dtype(np.bool_)),
             Field("env", (), np.dtype(np.int32)),
         ),
+        frame_stack=stack,
     )
 
 
@@ -74,7 +76,7 @@ class FrameStreamProcessor:
 
     def reset(self, init_obs: Obs) -> None:
         """Begin with these first observations ``[n_envs, frame_stack, ...]``."""
-        self._begin(self._blocks[0], init_obs, True)
+        self._begin(self._blocks[0], init_obs, np.zeros(self._n, np.int32))
 
     def process(self, step: Step) -> Items | None:
         """The entries ``[m]`` of this step, m <= 2 * n_envs; they hold until the next call."""
@@ -86,7 +88,8 @@ class FrameStreamProcessor:
         m = n + len(ended)
         if len(ended):
             self._put_last(block, step, ended)
-        self._begin(following, step.init_obs, step.terminated | step.truncated | ~step.valid)
+        begins = step.terminated | step.truncated | ~step.valid
+        self._begin(following, step.init_obs, np.where(begins, 0, block.columns["t"][:n] + 1))
         self._blocks = [following, block]
         valid = np.concatenate([step.valid, np.ones(len(ended), np.bool_)]) if len(ended) else step.valid
         return valid_rows(block.rows[:m], valid)
@@ -95,24 +98,26 @@ class FrameStreamProcessor:
         """The last frames ``[m]`` of all open episodes, truncated there; call `reset` next."""
         block, n = self._blocks[0], self._n
         assert not isinstance(obs, dict)
-        begun = np.flatnonzero(~block.columns["is_first"][:n])  # of the others there is nothing yet
+        begun = np.flatnonzero(block.columns["t"][:n])  # of the others there is nothing yet
         rows = slice(n, n + len(begun))
         block.rows[rows] = np.zeros((), block.rows.dtype)
         block.columns["frame"][rows] = obs[begun, -1]
+        block.columns["t"][rows] = block.columns["t"][begun]
         block.truncated[rows] = True
         block.columns["env"][rows] = begun
         return block.rows[rows] if len(begun) else None
 
-    def _begin(self, block: Rows, init_obs: Obs, is_first: Array | bool) -> None:
+    def _begin(self, block: Rows, init_obs: Obs, t: Array) -> None:
         assert not isinstance(init_obs, dict)
         block.columns["frame"][: self._n] = init_obs[:, -1]
-        block.columns["is_first"][: self._n] = is_first
+        block.columns["t"][: self._n] = t
 
     def _put_last(self, block: Rows, step: Step, ended: Array) -> None:
         assert not isinstance(step.obs, dict)
         to = slice(self._n, self._n + len(ended))
         block.rows[to] = np.zeros((), block.rows.dtype)
         block.columns["frame"][to] = step.obs[ended, -1]
+        block.columns["t"][to] = block.columns["t"][ended] + 1
         block.terminated[to] = step.terminated[ended]
         block.truncated[to] = step.truncated[ended]
         block.columns["env"][to] = ended

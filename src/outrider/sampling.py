@@ -138,19 +138,21 @@ class NStepProcessorConfig(Config):
         return NStepProcessor(layout, n_envs, self.n_steps, self.gamma)
 
 
-def require_same_discount(step_proc_config: Any, agent_config: Any) -> None:
+def require_same_discount(config: Any, agent_config: Any, section: str = "step_processor") -> None:
     """Refuse rewards that are summed with another discount than the agent bootstraps with.
 
     Args:
-        step_proc_config: Only a field ``gamma`` counts.
+        config: Of what sums rewards: the step processor, or a replay buffer that makes transitions. Only a field
+            ``gamma`` counts.
         agent_config: Likewise.
+        section: Where the config stands, for the error.
 
     Raises:
         ConfigError: Both have one, and they differ.
     """
-    summed, bootstrapped = (getattr(config, "gamma", None) for config in (step_proc_config, agent_config))
+    summed, bootstrapped = (getattr(part, "gamma", None) for part in (config, agent_config))
     if summed is not None and bootstrapped is not None:
-        require(summed == bootstrapped, "step_processor.gamma", f"agent.gamma ({bootstrapped})", summed)
+        require(summed == bootstrapped, f"{section}.gamma", f"agent.gamma ({bootstrapped})", summed)
 
 
 class NStepProcessor:
