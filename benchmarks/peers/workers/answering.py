@@ -1,0 +1,32 @@
+"""The worker's side of `contest.py`: requests on stdin, answers on what stdout was, one line of JSON each.
+
+Needs nothing but Python, since every peer imports it from its own environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+Marks = list[tuple[float, int, int]]  # seconds since the first env step, opt steps, env steps
+
+
+def answer(work: Callable[[dict[str, Any]], dict[str, Any]], *packages: str) -> None:
+    """Answer until there are no more requests.
+
+    Args:
+        work: Makes an answer of a request.
+        *packages: Whose versions belong to the result.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    versions = ", ".join(f"{name} {version(name)}" for name in packages)
+    for line in sys.stdin:
+        reply = work(json.loads(line)) | {"versions": f"{versions}, Python {platform.python_version()}"}
+        answers.write(json.dumps(reply) + "\n")
+        answers.flush()
