@@ -5,8 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 STEPS = 50_000
-UPDATES = 24_704  # what Stable-Baselines3 makes of them: 193 phases of 128 updates after 1,000 steps
 PHASE_STEPS, PHASE_UPDATES, WARMUP = 256, 128, 1_000
+
+
+def updates_in(steps: int) -> int:
+    """The updates that Stable-Baselines3 makes in so many steps of CartPole-v1: 24,704 in 50,000."""
+    phases = -(-steps // PHASE_STEPS)  # it collects whole phases, and learns after those that end behind the warm-up
+    return (phases - WARMUP // PHASE_STEPS) * PHASE_UPDATES
+
 
 SB3_CARTPOLE: dict[str, Any] = {
     "algorithm": "dqn",
@@ -44,7 +50,7 @@ OUTRIDER_CARTPOLE: dict[str, Any] = {
     "replay.capacity": 100_000,
     "trainer.warmup_period": WARMUP,
     "trainer.samples_per_insert": 64 * PHASE_UPDATES / PHASE_STEPS,
-    "trainer.max_opts": UPDATES,
+    "trainer.max_opts": updates_in(STEPS),
     "trainer.eval_interval": 0,
 }
 
