@@ -27,11 +27,12 @@ class Contestant:
     Args:
         script: Its name in `workers/`, without the suffix.
         peer: A name in `venvs.PINS`, None for outrider.
+        *arguments: Of the script.
     """
 
-    def __init__(self, script: str, peer: str | None = None) -> None:
+    def __init__(self, script: str, peer: str | None = None, *arguments: str) -> None:
         python = venvs.python(peer) if peer else Path(sys.executable)
-        self.command = [str(python), str(WORKERS / f"{script}.py")]
+        self.command = [str(python), str(WORKERS / f"{script}.py"), *arguments]
         self.versions = ""
         self._log = tempfile.TemporaryFile()
         self._process: subprocess.Popen[bytes] | None = None

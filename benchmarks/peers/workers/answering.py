@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 Marks = list[tuple[float, int, int]]  # seconds since the first env step, opt steps, env steps
@@ -25,8 +25,15 @@ def answer(work: Callable[[dict[str, Any]], dict[str, Any]], *packages: str) -> 
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
-    versions = ", ".join(f"{name} {version(name)}" for name in packages)
+    versions = ", ".join([*map(_named, packages), f"Python {platform.python_version()}"])
     for line in sys.stdin:
-        reply = work(json.loads(line)) | {"versions": f"{versions}, Python {platform.python_version()}"}
+        reply = work(json.loads(line)) | {"versions": versions}
         answers.write(json.dumps(reply) + "\n")
         answers.flush()
+
+
+def _named(package: str) -> str:
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return f"no {package}"

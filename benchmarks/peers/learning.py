@@ -1,0 +1,103 @@
+"""Whether outrider learns as a reference does: returns after the same env steps, with the same settings.
+
+OMP_NUM_THREADS=1 python benchmarks/peers/learning.py [--full] [--seeds N] [--cartpole ENV_STEPS] [--pendulum ENV_STEPS]
+
+Outrider runs in its synchronous mode, with the phases of Stable-Baselines3: DQN collects 256 env steps with fixed
+parameters and then makes 128 updates, SAC makes an update after every env step. Evaluations of 20 episodes, greedy
+or with the mean action. Mean over the seeds, and the standard error of that mean.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from contest import Answer, Contestant, interleaved, options, table
+from settings import (
+    OUTRIDER_CARTPOLE,
+    OUTRIDER_PENDULUM,
+    PHASE_STEPS,
+    SB3_CARTPOLE,
+    SB3_PENDULUM,
+    phased,
+    updates_in,
+)
+
+EPISODES = 20
+SYNC = {"trainer.mode": "sync", "actors.n_actors": 1, "evaluator.n_episodes": EPISODES}
+REFERENCE = "Stable-Baselines3"
+
+
+def scores(answers: Sequence[Answer], every: int) -> dict[int, list[float]]:
+    """The scores of all seeds by env steps, which are rounded down to whole intervals."""
+    found: dict[int, list[float]] = {}
+    for answer in answers:
+        for _, _, env_steps, score in answer["scores"]:
+            found.setdefault(env_steps // every * every, []).append(score)
+    return {env_steps: values for env_steps, values in found.items() if len(values) == len(answers)}
+
+
+def mean(values: Sequence[float]) -> str:
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{statistics.fmean(values):.0f} ± {error:.0f}"
+
+
+def compare(
+    title: str, sb3: dict[str, Any], overrides: dict[str, Any], seeds: int, every: int, reference_every: int
+) -> None:
+    """A table of the two after the same env steps, in at most ten rows, and over all evaluations.
+
+    Args:
+        title: Of the table.
+        sb3: Request for Stable-Baselines3.
+        overrides: Config of outrider.
+        seeds: Runs of each.
+        every: Env steps between two evaluations of outrider, its warm-up included in the first.
+        reference_every: The same for Stable-Baselines3.
+    """
+    theirs = Contestant("sb3_run", "sb3"), sb3 | {"eval_every": reference_every, "episodes": EPISODES}
+    ours = Contestant("outrider_run"), {"preset": None, "overrides": overrides | SYNC}
+    answers = interleaved(seeds, {REFERENCE: theirs, "outrider": ours})
+    by_steps = {name: scores(found, every) for name, found in answers.items()}
+    shared = sorted(set.intersection(*(set(found) for found in by_steps.values())))
+    shown = shared[:: -(-len(shared) // 10)]
+    rows = [(f"{env_steps:,}", *(mean(by_steps[name][env_steps]) for name in by_steps)) for env_steps in shown]
+    runs = {
+        name: [statistics.fmean(score for *_, score in answer["scores"]) for answer in found]
+        for name, found in answers.items()
+    }
+    table(title, ("env steps", *by_steps), [*rows, ("all evaluations", *(mean(runs[name]) for name in by_steps))])
+    print(f"\n{REFERENCE}: {theirs[0].versions}\noutrider: {ours[0].versions}")
+
+
+def main() -> None:
+    given = options(__doc__, seeds=(1, 8), cartpole=(10_000, 50_000), pendulum=(1_500, 10_000))
+    if given.cartpole:
+        compare(
+            f"DQN on CartPole-v1, {given.seeds} seeds: return after env steps",
+            SB3_CARTPOLE | {"steps": given.cartpole, "arguments": SB3_CARTPOLE["arguments"] | fixed(given.cartpole)},
+            phased(OUTRIDER_CARTPOLE | {"trainer.max_opts": updates_in(given.cartpole)})
+            | {"trainer.eval_interval": 10},
+            given.seeds,
+            10 * PHASE_STEPS,
+            10 * PHASE_STEPS,
+        )
+    if given.pendulum:
+        compare(
+            f"SAC on Pendulum-v1, {given.seeds} seeds: return after env steps",
+            SB3_PENDULUM | {"steps": given.pendulum},
+            OUTRIDER_PENDULUM | {"trainer.max_env_steps": given.pendulum, "trainer.eval_interval": 500},
+            given.seeds,
+            500,
+            500,
+        )
+
+
+def fixed(steps: int) -> dict[str, float]:
+    """The decay of epsilon as it is in the whole run, however long this one is."""
+    return {"exploration_fraction": OUTRIDER_CARTPOLE["agent.explorer"]["decay_env_steps"] / steps}
+
+
+if __name__ == "__main__":
+    main()
