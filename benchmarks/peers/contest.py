@@ -16,7 +16,7 @@ from typing import Any
 import venvs
 
 WORKERS = Path(__file__).resolve().parent / "workers"
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")}
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
 Answer = dict[str, Any]
 
@@ -34,7 +34,7 @@ class Contestant:
         python = venvs.python(peer) if peer else Path(sys.executable)
         self.command = [str(python), str(WORKERS / f"{script}.py"), *arguments]
         self.versions = ""
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 it goes with the object
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: Mapping[str, Any]) -> Answer:

@@ -28,11 +28,20 @@ def main() -> None:
     rate = {name: [1.0 / seconds(answer) for answer in found] for name, found in answers.items()}
     table(
         f"{given.percent} % of rl-zoo's CartPole-v1 run, {given.cores} cores, {given.rounds} rounds",
-        ("what", "seconds", "env steps", "updates", f"times as fast as {reference}", "versions"),
+        (
+            "what",
+            "seconds",
+            "CPU s of the learner's process",
+            "env steps",
+            "updates",
+            f"times as fast as {reference}",
+            "versions",
+        ),
         [
             (
                 name,
                 f"{statistics.median(map(seconds, found)):.1f}",
+                f"{statistics.median(answer['cpu_s'] for answer in found):.1f}",
                 f"{found[-1]['marks'][-1][2]:,}",
                 f"{found[-1]['marks'][-1][1]:,}",
                 ratio(rate[name], rate[reference]),

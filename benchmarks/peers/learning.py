@@ -13,11 +13,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from contest import Answer, Contestant, interleaved, options, table
+from contest import Contestant, interleaved, options, table
 from settings import (
     OUTRIDER_CARTPOLE,
     OUTRIDER_PENDULUM,
-    PHASE_STEPS,
+    PHASE_UPDATES,
     SB3_CARTPOLE,
     SB3_PENDULUM,
     phased,
@@ -29,45 +29,42 @@ SYNC = {"trainer.mode": "sync", "actors.n_actors": 1, "evaluator.n_episodes": EP
 REFERENCE = "Stable-Baselines3"
 
 
-def scores(answers: Sequence[Answer], every: int) -> dict[int, list[float]]:
-    """The scores of all seeds by env steps, which are rounded down to whole intervals."""
-    found: dict[int, list[float]] = {}
-    for answer in answers:
-        for _, _, env_steps, score in answer["scores"]:
-            found.setdefault(env_steps // every * every, []).append(score)
-    return {env_steps: values for env_steps, values in found.items() if len(values) == len(answers)}
-
-
 def mean(values: Sequence[float]) -> str:
     error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
     return f"{statistics.fmean(values):.0f} ± {error:.0f}"
 
 
-def compare(
-    title: str, sb3: dict[str, Any], overrides: dict[str, Any], seeds: int, every: int, reference_every: int
-) -> None:
-    """A table of the two after the same env steps, in at most ten rows, and over all evaluations.
+def compare(title: str, sb3: dict[str, Any], overrides: dict[str, Any], seeds: int, eval_updates: int) -> None:
+    """A table of the two after the same updates, in at most ten rows, and over all evaluations.
 
     Args:
         title: Of the table.
         sb3: Request for Stable-Baselines3.
         overrides: Config of outrider.
         seeds: Runs of each.
-        every: Env steps between two evaluations of outrider, its warm-up included in the first.
-        reference_every: The same for Stable-Baselines3.
+        eval_updates: Updates between two evaluations.
     """
-    theirs = Contestant("sb3_run", "sb3"), sb3 | {"eval_every": reference_every, "episodes": EPISODES}
-    ours = Contestant("outrider_run"), {"preset": None, "overrides": overrides | SYNC}
+    interval = eval_updates // overrides.get("agent.updates_per_opt", 1)
+    theirs = Contestant("sb3_run", "sb3"), sb3 | {"eval_every_updates": eval_updates, "episodes": EPISODES}
+    ours = (
+        Contestant("outrider_run"),
+        {"preset": None, "overrides": overrides | SYNC | {"trainer.eval_interval": interval}},
+    )
     answers = interleaved(seeds, {REFERENCE: theirs, "outrider": ours})
-    by_steps = {name: scores(found, every) for name, found in answers.items()}
-    shared = sorted(set.intersection(*(set(found) for found in by_steps.values())))
-    shown = shared[:: -(-len(shared) // 10)]
-    rows = [(f"{env_steps:,}", *(mean(by_steps[name][env_steps]) for name in by_steps)) for env_steps in shown]
-    runs = {
-        name: [statistics.fmean(score for *_, score in answer["scores"]) for answer in found]
-        for name, found in answers.items()
-    }
-    table(title, ("env steps", *by_steps), [*rows, ("all evaluations", *(mean(runs[name]) for name in by_steps))])
+    n = min(len(answer["scores"]) for found in answers.values() for answer in found)
+    rows = [
+        (
+            f"{(i + 1) * eval_updates:,}",
+            " and ".join(f"{found[0]['scores'][i][2]:,}" for found in answers.values()),
+            *(mean([answer["scores"][i][3] for answer in found]) for found in answers.values()),
+        )
+        for i in range(0, n, -(-n // 10))
+    ]
+    over_all = [
+        mean([statistics.fmean(score for *_, score in answer["scores"][:n]) for answer in found])
+        for found in answers.values()
+    ]
+    table(title, ("updates", "env steps", *answers), [*rows, ("all evaluations", "", *over_all)])
     print(f"\n{REFERENCE}: {theirs[0].versions}\noutrider: {ours[0].versions}")
 
 
@@ -77,19 +74,16 @@ def main() -> None:
         compare(
             f"DQN on CartPole-v1, {given.seeds} seeds: return after env steps",
             SB3_CARTPOLE | {"steps": given.cartpole, "arguments": SB3_CARTPOLE["arguments"] | fixed(given.cartpole)},
-            phased(OUTRIDER_CARTPOLE | {"trainer.max_opts": updates_in(given.cartpole)})
-            | {"trainer.eval_interval": 10},
+            phased(OUTRIDER_CARTPOLE | {"trainer.max_opts": updates_in(given.cartpole)}),
             given.seeds,
-            10 * PHASE_STEPS,
-            10 * PHASE_STEPS,
+            10 * PHASE_UPDATES,
         )
     if given.pendulum:
         compare(
             f"SAC on Pendulum-v1, {given.seeds} seeds: return after env steps",
             SB3_PENDULUM | {"steps": given.pendulum},
-            OUTRIDER_PENDULUM | {"trainer.max_env_steps": given.pendulum, "trainer.eval_interval": 500},
+            OUTRIDER_PENDULUM | {"trainer.max_env_steps": given.pendulum},
             given.seeds,
-            500,
             500,
         )
 

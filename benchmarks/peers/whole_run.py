@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 
-from contest import Contestant, interleaved, options, ratio, rates, table
+from contest import Contestant, interleaved, options, rates, ratio, table
 from settings import OUTRIDER_CARTPOLE, SB3_CARTPOLE, WARMUP
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -27,7 +28,9 @@ def answer(work: Callable[[dict[str, Any]], dict[str, Any]], *packages: str) -> 
     os.dup2(2, 1)  # what libraries print is no answer
     versions = ", ".join([*map(_named, packages), f"Python {platform.python_version()}"])
     for line in sys.stdin:
-        reply = work(json.loads(line)) | {"versions": versions}
+        started = time.process_time()
+        reply = work(json.loads(line))
+        reply |= {"cpu_s": time.process_time() - started, "versions": versions}
         answers.write(json.dumps(reply) + "\n")
         answers.flush()
 

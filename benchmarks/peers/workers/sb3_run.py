@@ -1,7 +1,8 @@
 """Trains with Stable-Baselines3 and says when it was where.
 
 Request: `algorithm` (`dqn` or `sac`), `env`, `arguments` of the algorithm, `hidden`, `seed`, `steps`; optionally
-`seconds` of training after which it ends, and `eval_every` env steps, `episodes` and `target`, the score that ends it.
+`seconds` of training after which it ends, and `eval_every` env steps or `eval_every_updates`, `episodes` and `target`,
+the score that ends it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ class Watch(BaseCallback):
         super().__init__()
         self.limit = request.get("seconds", float("inf"))
         self.every = request.get("eval_every", 0)
+        self.every_updates = request.get("eval_every_updates", 0)
         self.target = request.get("target", float("inf"))
         self.episodes = request.get("episodes", 20)
-        self.env = Monitor(gymnasium.make(request["env"])) if self.every else None
+        self.env = Monitor(gymnasium.make(request["env"])) if self.every or self.every_updates else None
         self.marks: Marks = []
         self.scores: list[tuple[float, int, int, float]] = []
         self.first: float | None = None
@@ -39,18 +41,23 @@ class Watch(BaseCallback):
             self.first = now
         return now - self.first - self.evaluating_s, self.model._n_updates, self.num_timesteps
 
-    def _on_rollout_start(self) -> None:
-        self.marks.append(self.mark())
-
-    def _on_step(self) -> bool:
-        if self.env is None or self.num_timesteps % self.every:
-            return self.mark()[0] < self.limit
+    def evaluate(self) -> bool:
+        """Whether to go on."""
         reached = self.mark()
         started = time.perf_counter()
         score, _ = evaluate_policy(self.model, self.env, self.episodes)
         self.evaluating_s += time.perf_counter() - started
         self.scores.append((*reached, float(score)))
         return score < self.target
+
+    def _on_rollout_start(self) -> None:
+        self.marks.append(self.mark())
+        if self.every_updates and self.model._n_updates and self.model._n_updates % self.every_updates == 0:
+            self.evaluate()
+
+    def _on_step(self) -> bool:
+        due = self.every and self.num_timesteps % self.every == 0
+        return self.mark()[0] < self.limit and (not due or self.evaluate())
 
     def _on_training_end(self) -> None:
         self.marks.append(self.mark())

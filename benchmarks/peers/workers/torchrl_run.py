@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import gymnasium
 import torch
 from answering import Marks, answer
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictSequential
 from torch import nn
 from torchrl.collectors import MultiAsyncCollector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
@@ -35,7 +36,7 @@ def environment(n_envs: int) -> GymWrapper:
 
 def network(hidden: list[int]) -> nn.Sequential:
     sizes = [4, *hidden]
-    layers = [part for a, b in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(a, b), nn.ReLU())]
+    layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], 2))
 
 
