@@ -15,6 +15,8 @@ from typing import Any
 
 import venvs
 
+from outrider.run_config import parse_overrides
+
 WORKERS = Path(__file__).resolve().parent / "workers"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
@@ -131,7 +133,9 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> N
 
 
 def options(description: str | None, **defaults: tuple[int, int]) -> argparse.Namespace:
-    """The command line: `--full`, `--cores`, and one option for each of these.
+    """The command line: `--full`, `--cores`, overrides of outrider's config, and one option for each of these.
+
+    An option whose name is a key of a config, such as ``--agent.compile=on``, comes back in `overrides`.
 
     Args:
         description: What the script measures.
@@ -142,7 +146,8 @@ def options(description: str | None, **defaults: tuple[int, int]) -> argparse.Na
     parser.add_argument("--cores", type=int, default=2, help="cores that everybody gets (2)")
     for name, (short, full) in defaults.items():
         parser.add_argument(f"--{name}", type=int, help=f"{short}, with --full {full}")
-    arguments = parser.parse_args()
+    arguments, overrides = parser.parse_known_args()
+    arguments.overrides = parse_overrides(overrides)
     for name, lengths in defaults.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, lengths[arguments.full])

@@ -4,6 +4,8 @@ OMP_NUM_THREADS=1 python benchmarks/peers/fixed_work.py [--full] [--rounds N] [-
 
 The clock runs from the first env step to the last update; nothing is evaluated. Outrider has one actor process and
 its learner, and draws a row as often as Stable-Baselines3 does.
+
+Further options, such as --agent.compile=on, are overrides of outrider's config.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ def main() -> None:
     given = options(__doc__, rounds=(1, 5), percent=(20, 100), envs=(4, 4))
     steps = STEPS * given.percent // 100
     actors = {"actors.n_actors": 1, "actors.n_envs": given.envs}
-    overrides = OUTRIDER_CARTPOLE | actors | {"trainer.max_opts": updates_in(steps)}
+    overrides = OUTRIDER_CARTPOLE | actors | {"trainer.max_opts": updates_in(steps)} | given.overrides
     reference = "Stable-Baselines3 DQN"
     contestants = {
         reference: (Contestant("sb3_run", "sb3"), SB3_CARTPOLE | {"steps": steps}),

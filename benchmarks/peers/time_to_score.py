@@ -6,6 +6,8 @@ Evaluations come every 2,500 env steps, or every 1,250 updates with the settings
 first two rows; outrider's preset is as `make train` runs it. The clock starts with the first env step. It leaves out
 the evaluations of Stable-Baselines3, but not those of outrider. A run that does not get there counts with all its
 time, as a lower bound, and is listed.
+
+Further options, such as --agent.compile=on, are overrides of outrider's config.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def seconds(answer: Answer) -> float:
 def main() -> None:
     given = options(__doc__, seeds=(1, 10), limit=(50_000, 50_000))
     ours = Contestant("outrider_run")
-    evaluation = {"trainer.target_score": TARGET, "evaluator.n_episodes": EPISODES}
+    evaluation = {"trainer.target_score": TARGET, "evaluator.n_episodes": EPISODES, **given.overrides}
     same: dict[str, Any] = OUTRIDER_CARTPOLE | {
         "actors.n_actors": 1,
         "actors.n_envs": 4,

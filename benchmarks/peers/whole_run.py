@@ -5,6 +5,8 @@ OMP_NUM_THREADS=1 python benchmarks/peers/whole_run.py [--full] [--rounds N] [--
 Outrider has one actor process and its learner. Stable-Baselines3 makes an update every two env steps, as rl-zoo
 does; TorchRL collects in one process while it learns in another; Sample Factory, which is on-policy, has a rollout
 worker, a policy worker and a learner, and an opt step of it is one of APPO.
+
+Further options, such as --agent.compile=on, are overrides of outrider's config.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ def main() -> None:
         "actors.n_envs": given.envs,
         "trainer.max_opts": None,
         "trainer.max_time_s": given.seconds + 2.0,  # the actor starts meanwhile
+        **given.overrides,
     }
     arguments = SB3_CARTPOLE["arguments"] | {"batch_size": given.batch}
     sb3 = SB3_CARTPOLE | {"hidden": hidden, "steps": 10_000_000, "seconds": given.seconds + 1, "arguments": arguments}
