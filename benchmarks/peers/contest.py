@@ -141,7 +141,9 @@ def options(description: str | None, **defaults: tuple[int, int]) -> argparse.Na
         description: What the script measures.
         **defaults: The short and the full value of each option.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--full", action="store_true", help="the whole length, instead of a look at whether it works")
     parser.add_argument("--cores", type=int, default=2, help="cores that everybody gets (2)")
     for name, (short, full) in defaults.items():

@@ -5,6 +5,8 @@ OMP_NUM_THREADS=1 python benchmarks/peers/learning.py [--full] [--seeds N] [--ca
 Outrider runs in its synchronous mode, with the phases of Stable-Baselines3: DQN collects 256 env steps with fixed
 parameters and then makes 128 updates, SAC makes an update after every env step. Evaluations of 20 episodes, greedy
 or with the mean action. Mean over the seeds, and the standard error of that mean.
+
+Further options, such as --agent.compile=on, are overrides of outrider's config.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ def main() -> None:
         compare(
             f"DQN on CartPole-v1, {given.seeds} seeds: return after env steps",
             SB3_CARTPOLE | {"steps": given.cartpole, "arguments": SB3_CARTPOLE["arguments"] | fixed(given.cartpole)},
-            phased(OUTRIDER_CARTPOLE | {"trainer.max_opts": updates_in(given.cartpole)}),
+            phased(OUTRIDER_CARTPOLE | {"trainer.max_opts": updates_in(given.cartpole)}) | given.overrides,
             given.seeds,
             10 * PHASE_UPDATES,
         )
@@ -82,7 +84,7 @@ def main() -> None:
         compare(
             f"SAC on Pendulum-v1, {given.seeds} seeds: return after env steps",
             SB3_PENDULUM | {"steps": given.pendulum},
-            OUTRIDER_PENDULUM | {"trainer.max_env_steps": given.pendulum},
+            OUTRIDER_PENDULUM | {"trainer.max_env_steps": given.pendulum} | given.overrides,
             given.seeds,
             500,
         )
