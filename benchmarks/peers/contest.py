@@ -105,6 +105,16 @@ def _short(answer: Answer) -> Answer:
     return {key: value[-1:] if isinstance(value, list) else value for key, value in answer.items()}
 
 
+def warm_up(contestants: Mapping[str, tuple[Contestant, Mapping[str, Any]]], given: argparse.Namespace) -> None:
+    """Have outrider compile what it is going to need, so that no round does; not with `--cold`."""
+    if given.cold or not any(key.endswith("compile") for key in given.overrides):
+        return
+    for contestant, request in contestants.values():
+        if "overrides" in request:
+            once = request["overrides"] | {"trainer.max_opts": 1}
+            contestant.ask_anew({**request, "overrides": once, "seed": 0})
+
+
 def rates(answer: Answer) -> tuple[float, float]:
     """Env steps and opt steps a second, from the first mark with an opt step to the last."""
     marks = [mark for mark in answer["marks"] if mark[1] > 0]
@@ -133,7 +143,7 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> N
 
 
 def options(description: str | None, **defaults: tuple[int, int]) -> argparse.Namespace:
-    """The command line: `--full`, `--cores`, overrides of outrider's config, and one option for each of these.
+    """The command line: `--full`, `--cold`, `--cores`, overrides of outrider's config, one option for each of these.
 
     An option whose name is a key of a config, such as ``--agent.compile=on``, comes back in `overrides`.
 
@@ -145,6 +155,7 @@ def options(description: str | None, **defaults: tuple[int, int]) -> argparse.Na
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--full", action="store_true", help="the whole length, instead of a look at whether it works")
+    parser.add_argument("--cold", action="store_true", help="outrider may have to compile in the first round")
     parser.add_argument("--cores", type=int, default=2, help="cores that everybody gets (2)")
     for name, (short, full) in defaults.items():
         parser.add_argument(f"--{name}", type=int, help=f"{short}, with --full {full}")

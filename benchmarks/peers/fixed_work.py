@@ -5,14 +5,15 @@ OMP_NUM_THREADS=1 python benchmarks/peers/fixed_work.py [--full] [--rounds N] [-
 The clock runs from the first env step to the last update; nothing is evaluated. Outrider has one actor process and
 its learner, and draws a row as often as Stable-Baselines3 does.
 
-Further options, such as --agent.compile=on, are overrides of outrider's config.
+Further options, such as --agent.compile=on, are overrides of outrider's config. What that compiles is made before the
+rounds, unless --cold is given.
 """
 
 from __future__ import annotations
 
 import statistics
 
-from contest import Contestant, interleaved, options, ratio, seconds, table
+from contest import Contestant, interleaved, options, ratio, seconds, table, warm_up
 from settings import OUTRIDER_CARTPOLE, SB3_CARTPOLE, STEPS, updates_in
 
 
@@ -26,6 +27,7 @@ def main() -> None:
         reference: (Contestant("sb3_run", "sb3"), SB3_CARTPOLE | {"steps": steps}),
         "outrider DQN": (Contestant("outrider_run"), {"preset": None, "overrides": overrides}),
     }
+    warm_up(contestants, given)
     answers = interleaved(given.rounds, contestants)
     rate = {name: [1.0 / seconds(answer) for answer in found] for name, found in answers.items()}
     table(

@@ -7,7 +7,8 @@ first two rows; outrider's preset is as `make train` runs it. The clock starts w
 the evaluations of Stable-Baselines3, but not those of outrider. A run that does not get there counts with all its
 time, as a lower bound, and is listed.
 
-Further options, such as --agent.compile=on, are overrides of outrider's config.
+Further options, such as --agent.compile=on, are overrides of outrider's config. What that compiles is made before the
+rounds, unless --cold is given.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from contest import Answer, Contestant, interleaved, options, table
+from contest import Answer, Contestant, interleaved, options, table, warm_up
 from settings import OUTRIDER_CARTPOLE, SB3_CARTPOLE, updates_in
 
 TARGET, EPISODES, EVAL_STEPS = 475.0, 20, 2_500
@@ -47,6 +48,7 @@ def main() -> None:
         "outrider, rl-zoo's settings": (ours, {"preset": None, "overrides": same | evaluation}),
         "outrider, its preset": (ours, {"preset": "cartpole-dqn", "overrides": evaluation}),
     }
+    warm_up(contestants, given)
     answers = interleaved(given.seeds, contestants)
     medians = {name: statistics.median(map(seconds, found)) for name, found in answers.items()}
     table(

@@ -6,14 +6,15 @@ Outrider has one actor process and its learner. Stable-Baselines3 makes an updat
 does; TorchRL collects in one process while it learns in another; Sample Factory, which is on-policy, has a rollout
 worker, a policy worker and a learner, and an opt step of it is one of APPO.
 
-Further options, such as --agent.compile=on, are overrides of outrider's config.
+Further options, such as --agent.compile=on, are overrides of outrider's config. What that compiles is made before the
+rounds, unless --cold is given.
 """
 
 from __future__ import annotations
 
 import statistics
 
-from contest import Contestant, interleaved, options, rates, ratio, table
+from contest import Contestant, interleaved, options, rates, ratio, table, warm_up
 from settings import OUTRIDER_CARTPOLE, SB3_CARTPOLE, WARMUP
 
 
@@ -53,6 +54,7 @@ def main() -> None:
         "TorchRL DQN, asynchronous collector": (Contestant("torchrl_run", "torchrl"), peer),
         "Sample Factory APPO": (Contestant("sample_factory_run", "sample-factory"), peer),
     }
+    warm_up(contestants, given)
     answers = interleaved(given.rounds, contestants)
     measured = {name: [rates(answer) for answer in found] for name, found in answers.items()}
     sb3_rates = measured[reference]
