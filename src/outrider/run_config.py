@@ -16,12 +16,12 @@ from typing import Annotated, Any, Self
 
 from outrider import presets
 from outrider.actor_manager import ActorManagerConfig
-from outrider.async_trainer import AsyncTrainerConfig
 from outrider.config import Config, Family, did_you_mean, family_of, field_types, require, without_version
 from outrider.core import AgentConfig, EnvConfig, ReplayBufferConfig, StepProcessorConfig
 from outrider.errors import ConfigError
 from outrider.sampling import require_same_discount
 from outrider.strict_yaml import parse_yaml, read_yaml
+from outrider.trainer_config import AsyncTrainerConfig
 
 ENVS = Family(
     {"gym": "outrider.envs.gymnasium:GymEnvConfig", "atari": "outrider.envs.atari:AtariEnvConfig"}, default="gym"

@@ -25,11 +25,13 @@ from outrider.data import Episode, Items, Record, column_names, n_rows
 from outrider.evaluation import attended
 from outrider.flags import InitGuard
 from outrider.health import BadDataPolicy, RowHealth
-from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner, build_buffer
+from outrider.learner import Learner, build_buffer
 from outrider.model_sync import ModelSnapshot, model_channel
 from outrider.sampling import Sampler, require_same_discount
+from outrider.scoring import InlineScorer
 from outrider.seeding import Role, derive, env_seeds
 from outrider.statistics import Counters
+from outrider.trainer_config import AsyncTrainerConfig, AsyncTrainStat
 
 
 @dataclass
@@ -275,7 +277,7 @@ class Trainer:
         self.learner.checkpoints = checkpoints
         try:
             with attended(evaluator, lambda: self._stop_reason is not None, guard_init_env):
-                return self.learner.run(recorder, evaluator)
+                return self.learner.run(recorder, InlineScorer(evaluator, self.agent))
         finally:
             self._source.close()
 

@@ -57,7 +57,8 @@ class WatchedReplayConfig(SimpleReplayBufferConfig):
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    overrides = request["overrides"] | {"seed": request["seed"]}
+    # Start states of evaluations are the same throughout a run; they should not be so for all seeds, too.
+    overrides = request["overrides"] | {"seed": request["seed"], "evaluator.seed": request["seed"]}
     if request["preset"]:
         config = RunConfig.from_sources(request["preset"], overrides)
     else:

@@ -43,6 +43,10 @@ class SimpleReplayBufferConfig(Config):
         """
         return SimpleReplayBuffer(layout, self.capacity, derive(self.seed, Role.REPLAY))
 
+    def nbytes(self, layout: Layout) -> int:
+        """Bytes of its rows: what :meth:`build` reserves."""
+        return self.capacity * layout.record_dtype().itemsize
+
 
 class SimpleReplayBuffer:
     """The newest ``capacity`` transitions, drawn uniformly with replacement.

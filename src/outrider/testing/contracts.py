@@ -132,11 +132,14 @@ def check_agent_config(config: AgentConfig, spec: EnvSpec, n_states: int = 64) -
     other = config.for_actor(0, 2).build(spec, device="cpu", seed=1)
     other.load_state_dict(agent.state_dict())
     _check_same_model(other, agent, "load_state_dict")
-    with tempfile.TemporaryDirectory() as path:
-        agent.save_params(Path(path))
-        another = config.build(spec, device="cpu", seed=2)
-        another.load_params(Path(path))
-    _check_same_actions(another, agent, obs, "load_params")
+    double = config.build(spec, device="cpu", seed=3)  # as that in which a snapshot that was evaluated is saved
+    double.sync_model({**_copied(agent.model_info()[1]), ENV_STEPS: np.array(0, np.int64)})
+    for saved, call in ((agent, "load_params"), (double, "sync_model, save_params and load_params")):
+        with tempfile.TemporaryDirectory() as path:
+            saved.save_params(Path(path))
+            another = config.build(spec, device="cpu", seed=2)
+            another.load_params(Path(path))
+        _check_same_actions(another, agent, obs, call)
 
 
 def check_replay_buffer_config(config: ReplayBufferConfig, layout: Layout) -> None:
