@@ -10,13 +10,14 @@ ARGS ?=
 # One compute thread: tests and training start processes of their own and share the cores with them.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup train test test-all bench lint docs clean
+.PHONY: help setup train test test-all bench bench-peers lint docs clean
 
 help:
 	@echo "make train     train CartPole-v1 with DQN until an evaluation of 20 episodes reaches 475"
 	@echo "make test      every check that CI runs: style, types, tests; at most 10 minutes"
 	@echo "make test-all  all tests, also the long ones"
 	@echo "make bench     what each station costs, against the least it could cost"
+	@echo "make bench-peers  the same work done by other libraries, in environments of their own; ARGS=--full for all of it"
 	@echo "make docs      build the documentation into site/"
 	@echo "make setup     only install, into $(VENV) (a part of all the others)"
 	@echo "make clean     remove what was built, and $(VENV)"
@@ -46,7 +47,12 @@ test-all: lint
 	$(BIN)/python -m pytest $(ARGS)
 
 bench: setup
-	for part in actor_loop channel replay; do $(BIN)/python benchmarks/$$part.py || exit 1; done
+	for part in actor_loop channel replay start memory; do $(BIN)/python benchmarks/$$part.py || exit 1; done
+
+PEERS := whole_run fixed_work time_to_score replay learning
+
+bench-peers: setup
+	for part in $(PEERS); do $(BIN)/python benchmarks/peers/$$part.py $(ARGS) || exit 1; done
 
 docs: setup
 	$(BIN)/python docs/make_configuration.py
@@ -54,4 +60,4 @@ docs: setup
 	$(BIN)/zensical build --clean --strict
 
 clean:
-	rm -rf $(VENV) site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) benchmarks/.venvs site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
