@@ -27,7 +27,15 @@ from typing import Any, ClassVar
 import cloudpickle
 from setproctitle import setproctitle
 
-PRELOAD = ("numpy", "gymnasium", "torch", "outrider.processes", "outrider.envs.gymnasium", "outrider.sampling")
+PRELOAD = (
+    "numpy",
+    "gymnasium",
+    "torch",
+    "outrider.envs.gymnasium",
+    "outrider.crew",
+    "outrider.agents.dqn",
+    "outrider.agents.sac",
+)
 """What the fork server imports before the first process; a module that cannot be imported is skipped.
 None of them may start a thread or touch CUDA."""
 

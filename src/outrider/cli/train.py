@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from outrider.cli.arguments import Parser, import_from_here
 from outrider.cli.needs import show_needs
+from outrider.processes import ensure_server
 
 if TYPE_CHECKING:
     from outrider.wiring import TrainResult
@@ -44,6 +46,10 @@ def main(arguments: list[str]) -> int:
     own, options = split(arguments)
     parsed = parser.parse_args(own)
     import_from_here()
+
+    if not parsed.print_config:
+        with suppress(OSError):  # what the machine lacks for it, the start-up checks say
+            ensure_server()  # it imports torch while we do
 
     # Imported here: torch comes with it, and neither --help nor `outrider presets` should wait for that.
     from outrider.run_config import RunConfig, parse_overrides
