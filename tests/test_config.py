@@ -205,6 +205,8 @@ def test_a_failed_save_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: py
             "a: !!python/name:os.system\n",
             "PATH: expected valid YAML, got an error in line 1, column 4: could not ",
         ),
+        ("a: &a {b: *a}\n", "PATH: expected valid YAML, got an error in line 1, column 4: found unconstructable "),
+        ("a: " + 5000 * "[" + 5000 * "]", "PATH: expected YAML that is not nested that deeply, got too many levels"),
         ("format_version: 2\n", "format_version: expected 1, got 2"),
         ("capacity: x\n", "capacity: expected an integer, got 'x' (in PATH)"),
         ("", "capacity: expected a value, got nothing (in PATH)"),

@@ -59,6 +59,7 @@ def test_an_action_space_becomes_a_column(space: spaces.Space[Any], line: str):
         spaces.OneOf([spaces.Discrete(2)]),
         spaces.Dict(),
         spaces.Dict({"": spaces.Discrete(2)}),
+        spaces.Box(-1, 1, (0,)),
     ],
     ids=lambda space: type(space).__name__,
 )

@@ -72,7 +72,7 @@ class ActorManagerConfig(Config):
         require(self.n_buffer >= 1, "n_buffer", "an int >= 1", self.n_buffer)
         require(self.n_slots >= 2, "n_slots", "an int >= 2", self.n_slots)
         require(self.max_message_age_s > 0, "max_message_age_s", "a number > 0", self.max_message_age_s)
-        require(self.stop_timeout_s > 0, "stop_timeout_s", "a number > 0", self.stop_timeout_s)
+        require(0 < self.stop_timeout_s <= 3600, "stop_timeout_s", "a number > 0, at most 3600", self.stop_timeout_s)
         require(self.restarts >= 0, "restarts", "an int >= 0", self.restarts)
         require(self.restart_window_s > 0, "restart_window_s", "a number > 0", self.restart_window_s)
         for name in ("build_timeout_s", "reset_timeout_s", "step_timeout_s"):

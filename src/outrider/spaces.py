@@ -51,6 +51,8 @@ def _leaf_field(space: spaces.Space[Any], name: str, key: str) -> Field:
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         if space.dtype is None or space.dtype.kind not in "biuf":
             raise UnsupportedSpace(key, "a bool, integer or float dtype", space)
+        if 0 in space.shape:
+            raise UnsupportedSpace(key, "a shape without 0", space)
         return Field(name, tuple(space.shape), np.dtype(space.dtype))
     raise UnsupportedSpace(key, SUPPORTED, space)
 

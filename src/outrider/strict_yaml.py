@@ -30,6 +30,10 @@ _SCALARS = (  # tag, pattern, characters it may begin with ("" stands for the em
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - declared so by PyYAML; the table above fills it
 
+    def construct_document(self, node: yaml.Node) -> Any:
+        """Build values from the leaves up, where one that contains itself is found; by default PyYAML builds it."""
+        return self.construct_object(node, deep=True)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Build a mapping; its keys are strings, and there are no two alike."""
         seen: set[str] = set()
@@ -77,10 +81,12 @@ def parse_yaml(text: str, name: str) -> Any:
         name: What to call it in errors: its path, or the option it was given to.
 
     Raises:
-        ConfigError: It is not YAML, repeats a key, or has keys that are not strings.
+        ConfigError: It is not YAML, repeats a key, has keys that are not strings, or contains itself.
     """
     try:
         return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise ConfigError(name, "YAML that is not nested that deeply", "too many levels") from None
     except ConfigError as error:
         raise ConfigError(error.key or name, error.expected, error.got) from None
     except yaml.MarkedYAMLError as error:

@@ -39,6 +39,8 @@ examples:
   outrider doctor dqn --env.id=my_package.my_env:MyEnv --timeout=10
 """
 
+LONGEST_TIMEOUT_S = 86_400  # what waits takes no more than some weeks
+
 
 def main(arguments: list[str]) -> int:
     """Look at the machine, and at what a config describes.
@@ -73,8 +75,8 @@ def _take_timeout(options: list[str]) -> float:
         name, equals, value = option.partition("=")
         if name == "--timeout":
             value = value if equals else next(iter(options[i + 1 : i + 2]), "")
-            number = bool(re.fullmatch(r"\d+(\.\d+)?", value)) and float(value) > 0
-            require(number, "--timeout", "seconds > 0", repr(value))
+            number = bool(re.fullmatch(r"\d+(\.\d+)?", value)) and 0 < float(value) <= LONGEST_TIMEOUT_S
+            require(number, "--timeout", f"seconds > 0, at most {LONGEST_TIMEOUT_S}", repr(value))
             del options[i : i + 1 + (not equals)]
             return float(value)
     return 60.0

@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 
 def show_needs(checks: Sequence[Check]) -> None:
     """Print needed and free of each, with a remark where it is short."""
-    rows = [(check.name, f"needs {check.text(check.expected)}", _free(check)) for check in checks]
+    rows = [(check.name, check.text(check.expected), _free(check)) for check in checks]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     console = Console(highlight=False)
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="bold")
+    table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
     table.add_column(no_wrap=True, justify="right")
     table.add_column(overflow="fold")
     for (name, needed, free), check in zip(rows, checks, strict=True):
         remark = f"! {check.advice}: {check.detail}" if check.tight else check.detail
         if console.is_terminal:
-            table.add_row(name, needed, free, Text(remark, "yellow" if check.tight else "dim"))
+            table.add_row(name, "needs", needed, free, Text(remark, "yellow" if check.tight else "dim"))
         else:
-            print(f"{name:<{widths[0]}}  {needed:>{widths[1]}}  {free:>{widths[2]}}  {remark}")
+            print(f"{name:<{widths[0]}}  needs  {needed:>{widths[1]}}  {free:>{widths[2]}}  {remark}")
     if console.is_terminal:
         console.print(table)
     sys.stdout.flush()
