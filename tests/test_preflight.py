@@ -73,7 +73,13 @@ def test_memory_that_is_certainly_needed_is_replay_channels_and_a_part_of_each_a
     limits: Limits, spec: EnvSpec
 ) -> None:
     layout = SimpleStepProcessorConfig().layout(spec)
-    run = config(replay__capacity=1_000_000, actors__n_actors=3, actors__n_buffer=100, actors__n_slots=4)
+    run = config(
+        replay__capacity=1_000_000,
+        actors__n_actors=3,
+        actors__n_buffer=100,
+        actors__n_slots=4,
+        trainer__evaluation__process=False,
+    )
     found = checks(run, spec)["memory"]
     rings = Rings.allocate(layout, 3, 100, 4, 1.0, "threads")
     channels = rings.arena.nbytes + 3 * 1_000_064 + 3 * (64 - 1_000_064 % 64) % 192
@@ -92,11 +98,24 @@ def test_memory_that_is_certainly_needed_is_replay_channels_and_a_part_of_each_a
 
 def test_actors_that_are_threads_and_the_synchronous_trainer_need_no_processes(limits: Limits, spec: EnvSpec) -> None:
     together = checks(config(), spec)
-    for run in (config(actors__backend="threads"), config(trainer__mode="sync", actors__n_envs=1)):
+    for run in (
+        config(actors__backend="threads", trainer__evaluation__process=False),
+        config(trainer__mode="sync", actors__n_envs=1),
+    ):
         found = checks(run, spec)
         assert found["memory"].expected < together["memory"].expected - preflight.SERVER_BYTES
         assert found["descriptors"].certain == preflight.CERTAIN_DESCRIPTORS
         assert found["processes"].certain == 1
+
+
+def test_the_evaluators_process_counts_like_an_actor_where_there_is_one(limits: Limits, spec: EnvSpec) -> None:
+    beside = checks(config(), spec)
+    for override in ({"trainer__evaluation__process": False}, {"trainer__eval_interval": 0}):
+        without = checks(config(**override), spec)
+        for what in ("memory", "descriptors", "processes"):
+            assert beside[what].certain > without[what].certain
+            assert beside[what].expected > without[what].expected
+    assert "evaluator" in beside["processes"].detail
 
 
 @pytest.mark.parametrize("what", ["descriptors", "processes"])

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import resource
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -587,6 +588,29 @@ def test_going_back_keeps_a_score_that_was_written_late(tmp_path):
     assert [line["opt_steps"] for line in read_metrics(tmp_path)] == [10, 40, 20]
     assert rewind(tmp_path, 30, 60) == (1, 7.0)
     assert [line["opt_steps"] for line in read_metrics(tmp_path)] == [10, 20]
+
+
+@pytest.mark.parametrize("row", ["no JSON", "[1]", "{}", '{"opt_steps": "1", "env_steps": 2}'])
+def test_going_back_in_a_file_that_no_recorder_wrote_is_refused_in_words(row, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(row + "\n")
+    with pytest.raises(
+        RunDirError, match=r"metrics\.jsonl: expected lines of JSON with opt_steps and env_steps, got b"
+    ):
+        rewind(tmp_path, 1, 1)
+
+
+def test_a_run_directory_that_is_deleted_meanwhile_is_said_once_and_what_was_lost_at_the_end(tmp_path, capsys):
+    recorder = JsonlRecorder(tmp_path / "run")
+    recorder.store({"opt_steps": 1, "env_steps": 1, "time_s": 0.1})
+    recorder.flush(1)
+    shutil.rmtree(tmp_path / "run")
+    for n in (2, 3):
+        recorder.store({"opt_steps": n, "env_steps": n, "time_s": 0.1})
+        recorder.flush(n)
+    recorder.close()
+    said = capsys.readouterr().err
+    assert said.count("metrics.jsonl failed, training goes on: FileNotFoundError") == 1
+    assert "metrics.jsonl: 2 flushes could not be written and are lost" in said
 
 
 def test_an_evaluation_without_a_score_is_never_the_best():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -114,7 +115,8 @@ def sync_path(path: Path) -> None:
 class AppendFile:
     """A file that grows by whole blocks.
 
-    A write that fails leaves no part of a block behind; the block is kept and written by the next call.
+    A write that fails leaves no part of a block behind; the block is kept and written by the next call. A file that
+    somebody has deleted is such a failure: what is written into it is gone.
 
     Owns: the open file.
     Blocks: as long as the disk does.
@@ -148,7 +150,10 @@ class AppendFile:
         while len(self.pending) > MAX_PENDING:
             self.pending.popleft()
             self.lost += 1
-        start = os.fstat(self._fd).st_size
+        there = os.fstat(self._fd)
+        if not there.st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "deleted while it was in use", str(self.path))
+        start = there.st_size
         data = memoryview(b"".join(self.pending))
         try:
             while data:

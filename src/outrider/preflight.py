@@ -39,7 +39,7 @@ CERTAIN_ACTOR_BYTES = 8 * MB
 LEARNER_MODELS = 12  # sizes of the model: parameters, targets, gradients, Adam's moments, activations
 CHECKPOINT_MODELS = 4  # parameters, targets, Adam's moments
 LOG_BYTES = 10 * MB
-DESCRIPTORS, DESCRIPTORS_PER_ACTOR = 20, 4
+DESCRIPTORS, DESCRIPTORS_PER_ACTOR, DESCRIPTORS_OF_EVALUATOR = 20, 4, 9
 CERTAIN_DESCRIPTORS = 8
 SERVER_PROCESSES, LEARNER_EXTRA_THREADS = 2, 6
 
@@ -112,17 +112,20 @@ def processes_check(config: RunConfig) -> list[Check]:
     cores, alone = machine.usable_cores(), config.trainer.mode == "sync"
     threads = torch.get_num_threads() if alone else learner_threads(n, cores)
     in_processes = not alone and config.actors.backend == "processes"
-    started = n if in_processes else 0
-    fds, own = (DESCRIPTORS_PER_ACTOR * started, DESCRIPTORS) if in_processes else (0, DESCRIPTORS // 2)
+    scored = 1 if _evaluates_beside(config) else 0
+    started = (n if in_processes else 0) + scored
+    fds = DESCRIPTORS_PER_ACTOR * (n if in_processes else 0) + DESCRIPTORS_OF_EVALUATOR * scored
+    own = DESCRIPTORS if in_processes else DESCRIPTORS // 2
     busy = threads if alone else threads + n
     actors = "no actors" if alone else f"{n} actor{'s' * (n > 1)}"
+    evaluator = ", evaluator" if scored else ""
     return [
         Check(
             "descriptors",
             fds + CERTAIN_DESCRIPTORS,
             fds + own,
             machine.free_descriptors(),
-            f"{DESCRIPTORS_PER_ACTOR} per actor" if in_processes else "files",
+            f"{DESCRIPTORS_PER_ACTOR} per actor{evaluator}" if in_processes else f"files{evaluator}",
             "raise `ulimit -n`, or lower actors.n_actors",
             in_bytes=False,
         ),
@@ -131,7 +134,7 @@ def processes_check(config: RunConfig) -> list[Check]:
             started + 1,
             started + SERVER_PROCESSES + threads + LEARNER_EXTRA_THREADS,
             machine.free_processes(),
-            f"{actors}, fork server, learner's threads",
+            f"{actors}{evaluator}, fork server, learner's threads",
             "raise `ulimit -u` or the control group's limit, or lower actors.n_actors",
             in_bytes=False,
         ),
@@ -145,6 +148,12 @@ def processes_check(config: RunConfig) -> list[Check]:
             in_bytes=False,
         ),
     ]
+
+
+def _evaluates_beside(config: RunConfig) -> bool:
+    """Whether evaluations have a process of their own, if their evaluator can be pickled."""
+    trainer = config.trainer
+    return trainer.mode == "async" and trainer.eval_interval > 0 and trainer.evaluation.process
 
 
 def space_check(config: RunConfig, env_spec: EnvSpec, model: Mapping[str, Any], run_dir: Path) -> list[Check]:
@@ -188,6 +197,9 @@ def _memory(
         if actors.backend == "processes":
             own, certain_own = n * (ACTOR_BYTES + ACTOR_MODELS * model_bytes), n * CERTAIN_ACTOR_BYTES
             server = SERVER_BYTES
+        if _evaluates_beside(config):  # its process is like an actor's; the learner has a second agent for it
+            channels += N_SLOTS * slot
+            server = SERVER_BYTES + ACTOR_BYTES + (ACTOR_MODELS + LEARNER_MODELS) * model_bytes
     certain = (replay if replay_is_certain else 0) + channels + certain_own
     expected = replay + channels + own + server + LEARNER_MODELS * model_bytes
     rest = expected - replay - own

@@ -369,5 +369,6 @@ def scorer_for(
         return
     scorer = ProcessScorer(config, agent, double, payload, guard, log_file=log_file, indispensable=indispensable)
     with contextlib.closing(scorer):
-        scorer.start()
+        with contextlib.suppress(OSError, EOFError):  # the first evaluation tries again, and says what is wrong
+            scorer.start()
         yield scorer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import io
 import json
 import os
@@ -24,6 +25,7 @@ from children_faults import FaultAgent, FaultAgentConfig, fault_env, note
 from runs_with_faults import Pythons, alive, gone, noted, nothing_left, train
 
 import outrider
+from outrider import process_scorer
 from outrider.agents.dqn import DqnConfig
 from outrider.core import EnvSpec
 from outrider.errors import EvaluatorFailed
@@ -210,6 +212,25 @@ def test_after_too_many_failures_in_a_row_training_goes_on_without_evaluations(
     assert len(noted(tmp_path, "evaluator-*", 2)) == 2
     said = capfd.readouterr().err
     assert said.count("no more evaluations after 2 failures in a row (trainer.evaluation.restarts)") == 1
+
+
+def test_an_evaluator_that_cannot_be_started_at_first_is_started_for_the_first_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, started = MemoryRecorder(), []
+
+    class NoDescriptorsAtFirst(process_scorer.EvaluatorProcess):
+        def __init__(self, *args: Any) -> None:
+            started.append(1)
+            if len(started) == 1:
+                raise OSError(errno.EMFILE, "Too many open files")
+            super().__init__(*args)
+
+    monkeypatch.setattr(process_scorer, "EvaluatorProcess", NoDescriptorsAtFirst)
+    with nothing_left():
+        train(fault_env(where="never"), recorder, Weigher(tmp_path), max_opts=20, eval_interval=20)
+    assert len(started) == 2
+    assert set(scores(recorder)) == {20}
 
 
 def test_a_run_that_only_a_score_could_end_fails_when_there_are_no_more_evaluations(tmp_path: Path) -> None:

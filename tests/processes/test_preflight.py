@@ -50,8 +50,8 @@ def refused(done: subprocess.CompletedProcess[str], folder: Path, message: str) 
 
 def test_too_few_descriptors_for_the_actors_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
     done = outrider(tmp_path, "train", "cartpole-dqn", "--actors.n_actors=40", before=few_descriptors)
-    refused(done, tmp_path, "descriptors: needs at least 168, ")
-    assert "free (4 per actor); raise `ulimit -n`, or lower actors.n_actors" in done.stderr
+    refused(done, tmp_path, "descriptors: needs at least 177, ")
+    assert "free (4 per actor, evaluator); raise `ulimit -n`, or lower actors.n_actors" in done.stderr
 
 
 def test_a_replay_buffer_that_memory_cannot_hold_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

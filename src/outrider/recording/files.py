@@ -184,6 +184,7 @@ def rewind(path: Path, opt_steps: int, env_steps: int) -> tuple[int, float | Non
 
     Raises:
         OSError: It could not be done.
+        RunDirError: There is something else in ``metrics.jsonl`` than a recorder writes.
     """
     file = path / METRICS_FILE
     if not file.exists():
@@ -191,7 +192,7 @@ def rewind(path: Path, opt_steps: int, env_steps: int) -> tuple[int, float | Non
     _cut_torn_line(file)
     kept, cut, scores = [], 0, []
     for row in file.read_bytes().splitlines(keepends=True):
-        line = json.loads(row)
+        line = _parsed(file, row)
         scores.append(line.get("eval/best_mean_reward"))
         if line["opt_steps"] > opt_steps or line["env_steps"] > env_steps:
             cut += 1
@@ -206,6 +207,14 @@ def rewind(path: Path, opt_steps: int, env_steps: int) -> tuple[int, float | Non
         events.write(_framed(Event(wall_time=time.time(), step=env_steps + 1, session_log=restart)))
         events.close()
     return cut, max((score for score in scores if score is not None), default=None)
+
+
+def _parsed(file: Path, row: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        line: dict[str, Any] = json.loads(row)
+        if isinstance(line["opt_steps"], int) and isinstance(line["env_steps"], int):
+            return line
+    raise RunDirError(f"{file}: expected lines of JSON with opt_steps and env_steps, got {row[:60]!r}")
 
 
 def _events_path(path: Path) -> Path:
