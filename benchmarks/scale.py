@@ -8,14 +8,15 @@ The model has three costs, all in CPU time of one core:
     t_take   a row that the learner takes from the rings and puts into its buffer
     t_opt    an opt step on a full buffer: batch and update; on a GPU the time that the update takes there
 
-Every actor has a core of its own and so has the learner; where there are fewer cores than processes, all get the
-same share of them. With E env steps and O opt steps a second, N actors and batches of B rows:
+With E env steps and O opt steps a second, N actors, C cores and batches of B rows:
 
-    actors     E <= N / t_act                 they make no more
-    learner    O t_opt + E t_take <= 1        it does one thing at a time
-    limiter    B O = spi E                    unless samples_per_insert is null: then E comes first
+    actors     E <= N / t_act                              each makes no more
+    learner    O t_opt + E t_take <= 1                     it does one thing at a time
+    cores      E t_act + O t_opt + E t_take <= C           who waits needs none
+    limiter    B O = spi E
 
-"Who limits" is the one of the three that holds with equality.
+Where samples_per_insert is null nobody waits: all share the cores alike, and the learner opts in the time that taking
+leaves it. "Who limits" is the first of the three that holds with equality.
 """
 
 from __future__ import annotations
@@ -75,15 +76,20 @@ class Rates:
 
 def predict(costs: Costs, n_actors: int, spi: float | None, batch_size: int, cores: float = float("inf")) -> Rates:
     """The model, see above."""
-    share = min(1.0, cores / (n_actors + 1))
-    possible = n_actors * share / costs.act
     if spi is None:
+        share = min(1.0, cores / (n_actors + 1))
+        possible = n_actors * share / costs.act
         env = min(possible, share / costs.take)
         return Rates(env, max(0.0, share - env * costs.take) / costs.opt, "nobody" if env == possible else "channel")
     rows = batch_size / spi  # of each opt step
-    by_learner, by_actors = share / (costs.opt + rows * costs.take), possible / rows
-    opt = min(by_learner, by_actors)
-    return Rates(opt * rows, opt, "learner" if opt == by_learner else "actors")
+    learner = costs.opt + rows * costs.take
+    limits = {
+        "actors": n_actors / (rows * costs.act),
+        "learner": 1.0 / learner,
+        "cores": cores / (rows * costs.act + learner),
+    }
+    limit = min(limits, key=lambda name: limits[name])
+    return Rates(limits[limit] * rows, limits[limit], limit)
 
 
 def parts() -> dict[str, Callable[[], int]]:
