@@ -24,7 +24,14 @@ from outrider.agents.networks import (
     initial_values,
     q_network,
 )
-from outrider.agents.updating import Batches, Transitions, UpdatingAgent, usable_device
+from outrider.agents.updating import (
+    SKIPPED,
+    BadUpdatePolicy,
+    Batches,
+    Transitions,
+    UpdatingAgent,
+    usable_device,
+)
 from outrider.config import Config, require
 from outrider.core import EnvSpec
 from outrider.data import Array, Batch, Obs, UpdateResult
@@ -52,6 +59,8 @@ class DqnConfig(Config):
         target_update_interval: Updates between two updates of the target network.
         tau: Share of the way the target network then moves; 1 copies.
         updates_per_opt: Updates in one opt step.
+        bad_updates: What to do when a loss or gradient is NaN or infinite. Such an update is left out and counted in
+            any case; ``raise`` ends the run at the next record of the agent, ``skip`` says so once and goes on.
         explorer: How actors explore.
         eval_epsilon: Probability of a random action in evaluation.
         device: Where the learner computes: ``cpu``, ``cuda``, ``cuda:1``, ...; actors always act on the CPU.
@@ -71,6 +80,7 @@ class DqnConfig(Config):
     target_update_interval: int = 250
     tau: float = 1.0
     updates_per_opt: int = 1
+    bad_updates: BadUpdatePolicy = "raise"
     explorer: ExplorerConfig = field(default_factory=EpsilonGreedyConfig)
     eval_epsilon: float = 0.0
     device: str = "cpu"
@@ -212,6 +222,7 @@ class Dqn(UpdatingAgent):
             batch_size=config.batch_size,
             updates_per_opt=config.updates_per_opt,
             seed=seed,
+            bad_updates=config.bad_updates,
         )
         self._tensors = Batches(config.encoder(env_spec), _as_index, config.gamma, self._device)
 
@@ -239,7 +250,7 @@ class Dqn(UpdatingAgent):
                 "train/grad_norm": float(grad_norm),
                 "train/learning_rate": config.lr,
                 "train/n_updates": self.updates,
-                "train/skipped_updates": int(self._adam.skipped),
+                SKIPPED: int(self._adam.skipped),
             },
         )
 

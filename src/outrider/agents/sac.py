@@ -19,7 +19,14 @@ from torch.nn import functional as F
 from outrider.agents.acting import ActingPolicy
 from outrider.agents.flat import FlatAdam, FlatParameters
 from outrider.agents.networks import Activation, TwinQ, VectorEncoder, initial_values, mlp
-from outrider.agents.updating import Batches, Transitions, UpdatingAgent, usable_device
+from outrider.agents.updating import (
+    SKIPPED,
+    BadUpdatePolicy,
+    Batches,
+    Transitions,
+    UpdatingAgent,
+    usable_device,
+)
 from outrider.config import Config, require
 from outrider.core import EnvSpec
 from outrider.data import Array, Batch, Obs, UpdateResult
@@ -51,6 +58,8 @@ class SacConfig(Config):
         max_grad_norm: Gradients of actor and critics are scaled down to this norm; None: never.
         random_steps: Actions are uniform until the run has made this many env steps.
         updates_per_opt: Updates in one opt step.
+        bad_updates: What to do when a loss or gradient is NaN or infinite. Such an update is left out and counted in
+            any case; ``raise`` ends the run at the next record of the agent, ``skip`` says so once and goes on.
         device: Where the learner computes: ``cpu``, ``cuda``, ``cuda:1``, ...; actors always act on the CPU.
     """
 
@@ -69,6 +78,7 @@ class SacConfig(Config):
     max_grad_norm: float | None = None
     random_steps: int = 1_000
     updates_per_opt: int = 1
+    bad_updates: BadUpdatePolicy = "raise"
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -287,6 +297,7 @@ class Sac(UpdatingAgent):
             batch_size=config.batch_size,
             updates_per_opt=config.updates_per_opt,
             seed=seed,
+            bad_updates=config.bad_updates,
         )
         self._fixed_alpha = None if config.alpha == "auto" else torch.tensor(float(config.alpha), device=self._device)
         self._act_dim = act_dim
@@ -325,7 +336,7 @@ class Sac(UpdatingAgent):
                 "train/grad_norm": float(grad_norm),
                 "train/learning_rate": self.config.critic_lr,
                 "train/n_updates": self.updates,
-                "train/skipped_updates": int(skipped),
+                SKIPPED: int(skipped),
             },
         )
 

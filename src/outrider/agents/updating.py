@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +17,16 @@ from outrider.agents.flat import FlatAdam, FlatParameters
 from outrider.agents.networks import Encoder
 from outrider.core import ReplayBuffer
 from outrider.data import ENV_STEPS, Array, Batch, ModelInfo, Obs, Record, UpdateResult
-from outrider.errors import ConfigError
+from outrider.errors import BadUpdate, ConfigError
+
+log = logging.getLogger(__name__)
+
+BadUpdatePolicy: TypeAlias = Literal["raise", "skip"]
+"""What to do about updates whose loss or gradient is not finite, which are left out and counted in any case: end the
+run at the next record of the agent, or say so once and go on."""
+
+SKIPPED = "train/skipped_updates"
+"""Metric of the built-in agents: updates left out so far because their loss or gradient was not finite."""
 
 
 def usable_device(name: str) -> str:
@@ -100,6 +110,7 @@ class UpdatingAgent(ABC):
         batch_size: Rows of a batch.
         updates_per_opt: Updates of an opt step.
         seed: Of the noise drawn for updates.
+        bad_updates: What to do about updates that are not finite.
 
     Attributes:
         opt_steps: Calls of :meth:`opt` and :meth:`opt_with_record` so far.
@@ -107,7 +118,14 @@ class UpdatingAgent(ABC):
     """
 
     def __init__(
-        self, acting: FlatParameters, policy: ActingPolicy, *, batch_size: int, updates_per_opt: int, seed: int
+        self,
+        acting: FlatParameters,
+        policy: ActingPolicy,
+        *,
+        batch_size: int,
+        updates_per_opt: int,
+        seed: int,
+        bad_updates: BadUpdatePolicy = "raise",
     ) -> None:
         self.opt_steps = 0
         self.updates = 0
@@ -115,6 +133,8 @@ class UpdatingAgent(ABC):
         self._acting = acting
         self._batch_size = batch_size
         self._updates_per_opt = updates_per_opt
+        self._bad_updates = bad_updates
+        self._skipped = 0  # updates left out, up to the last record
         self._device = acting.vector.device
         self._noise = torch.Generator(self._device).manual_seed(seed)
         self._snapshot: ModelInfo = acting.model_info()
@@ -140,10 +160,15 @@ class UpdatingAgent(ABC):
         self.opt_steps += 1
 
     def opt_with_record(self, buffer: ReplayBuffer) -> Record:
-        """One opt step with the metrics of its last update."""
+        """One opt step with the metrics of its last update.
+
+        Raises:
+            BadUpdate: Updates were left out since the last record, and the policy is ``raise``.
+        """
         for _ in range(self._updates_per_opt - 1):
             self._draw_and_update(buffer, with_record=False)
         record = self._draw_and_update(buffer, with_record=True)
+        self._judge(int(record.get(SKIPPED, self._skipped)))
         self.opt_steps += 1
         return record
 
@@ -152,6 +177,17 @@ class UpdatingAgent(ABC):
         result = self.update(batch, with_record=with_record)
         buffer.update_priority(batch.ixs, result.td_errors)
         return result.record
+
+    def _judge(self, skipped: int) -> None:
+        """Raise, or say once, that updates were left out."""
+        new, before, self._skipped = skipped - self._skipped, self._skipped, skipped
+        if new <= 0:
+            return
+        found = BadUpdate(type(self).__name__, self.opt_steps + 1, new)
+        if self._bad_updates == "raise":
+            raise found
+        if not before:
+            log.warning("%s", found)
 
     def sample(self, obs: Obs) -> Array:
         """Act with the present parameters."""
@@ -197,6 +233,7 @@ class UpdatingAgent(ABC):
         return {
             "opt_steps": self.opt_steps,
             "updates": self.updates,
+            "skipped": self._skipped,
             "noise": self._noise.get_state(),
             "policy": self.policy.state_dict(),
             **{name: part.state_dict() for name, part in self._parts().items()},
@@ -208,6 +245,7 @@ class UpdatingAgent(ABC):
             part.load_state_dict(state[name])
         self.opt_steps = state["opt_steps"]
         self.updates = state["updates"]
+        self._skipped = state["skipped"]
         self._noise.set_state(state["noise"].cpu())
         self._take_snapshot()
         self.policy.load_state_dict(state["policy"])
