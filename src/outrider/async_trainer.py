@@ -194,7 +194,7 @@ class AsyncTrainer:
         )
         try:
             with watchdog, attended(evaluator, self._stopping, guard_init_env):
-                return self.learner.run(recorder, evaluator)
+                return self.learner.run(recorder, evaluator, self._stopping)
         finally:
             self.stop.set()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -13,8 +14,11 @@ import torch
 from torch import Tensor
 
 from outrider.agents.acting import ActingPolicy, load_module, save_module
+from outrider.agents.compilation import Traceable
+from outrider.agents.drivers import CompileMode, Drivers, Outputs
 from outrider.agents.flat import FlatAdam, FlatParameters
 from outrider.agents.networks import Encoder
+from outrider.agents.tracing import Network, Optimizer
 from outrider.core import ReplayBuffer
 from outrider.data import ENV_STEPS, Array, Batch, ModelInfo, Obs, Record, UpdateResult
 from outrider.errors import BadUpdate, ConfigError
@@ -62,6 +66,18 @@ class Transitions(NamedTuple):
     weights: Tensor | None
 
 
+class Results(NamedTuple):
+    """What an update gives, all on the device and without gradients.
+
+    Attributes:
+        td_errors: ``[B]``.
+        metrics: By name, whatever :meth:`UpdatingAgent._record` makes metrics of.
+    """
+
+    td_errors: Tensor
+    metrics: dict[str, Tensor]
+
+
 class Batches:
     """Turns batches into :class:`Transitions`. Casts are done in numpy, where they cost 1 µs; images go as they are.
 
@@ -98,6 +114,18 @@ class Batches:
         return torch.from_numpy(array).to(self._device)
 
 
+class Row(NamedTuple):
+    """Kind of the encoded observations and actions in a batch.
+
+    Attributes:
+        obs: Their encoder.
+        act: An array of the shape and dtype of one encoded action.
+    """
+
+    obs: Encoder
+    act: Array
+
+
 class UpdatingAgent(ABC):
     """An agent whose opt step is: draw a batch, update, write priorities back, a number of times.
 
@@ -111,6 +139,9 @@ class UpdatingAgent(ABC):
         updates_per_opt: Updates of an opt step.
         seed: Of the noise drawn for updates.
         bad_updates: What to do about updates that are not finite.
+        compile: Whether the update is compiled.
+        row: What a batch is made of.
+        twin: Builds an equal agent on the CPU, for tracing; pickled by cloudpickle.
 
     Attributes:
         opt_steps: Calls of :meth:`opt` and :meth:`opt_with_record` so far.
@@ -125,7 +156,10 @@ class UpdatingAgent(ABC):
         batch_size: int,
         updates_per_opt: int,
         seed: int,
-        bad_updates: BadUpdatePolicy = "raise",
+        bad_updates: BadUpdatePolicy,
+        compile: CompileMode,
+        row: Row,
+        twin: Callable[[], UpdatingAgent],
     ) -> None:
         self.opt_steps = 0
         self.updates = 0
@@ -140,14 +174,107 @@ class UpdatingAgent(ABC):
         self._snapshot: ModelInfo = acting.model_info()
         self._snapshot_updates = 0
         self.policy.sync_model(self._snapshot)
+        parts = self._parts()
+        self._row = row
+        self._compile = compile
+        self._metrics: tuple[str, ...] = ()
+        self._drivers = Drivers(
+            compile,
+            parts,
+            self._whole,
+            partial(_traceable, twin),
+            self._example(),
+            self._device,
+        )
 
     @abstractmethod
-    def update(self, batch: Batch, *, with_record: bool = False) -> UpdateResult:
-        """One gradient update on this batch; only with a record does it wait for the device."""
+    def step(
+        self,
+        net: Mapping[str, Network],
+        adam: Mapping[str, Optimizer],
+        data: Transitions,
+        noise: tuple[Tensor, ...],
+    ) -> Results:
+        """One gradient update, without target networks: a function of its arguments and of the config alone.
+
+        It is run as it stands, or traced once with stand-ins and compiled (:mod:`outrider.agents.tracing`). So it may
+        not look at values, nor draw random numbers.
+
+        Args:
+            net: The networks, by the names of :meth:`_parts`.
+            adam: The optimisers, by the names of :meth:`_parts`.
+            data: The batch.
+            noise: Standard normal numbers, of the shapes that :meth:`_noise_shapes` says.
+        """
 
     @abstractmethod
     def _parts(self) -> dict[str, FlatParameters | FlatAdam]:
-        """Everything trained, by its name in the state."""
+        """Everything trained, by its name in the state; each optimiser behind its network."""
+
+    @abstractmethod
+    def _tensors(self, batch: Batch) -> Transitions:
+        """The batch on the device."""
+
+    @abstractmethod
+    def _record(self, results: Results) -> Record:
+        """Metrics of an update."""
+
+    def _noise_shapes(self, rows: int) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the standard normal numbers of an update on a batch of so many rows. Default: none."""
+        return ()
+
+    @abstractmethod
+    def _updated(self) -> None:
+        """An update was made: the place for target networks."""
+
+    def update(self, batch: Batch, *, with_record: bool = False) -> UpdateResult:
+        """One gradient update on this batch; only with a record does it wait for the device."""
+        noise = [
+            torch.randn(shape, generator=self._noise, device=self._device) for shape in self._noise_shapes(len(batch))
+        ]
+        td_errors, *metrics = self._drivers((*self._tensors(batch), *noise))
+        self.updates += 1
+        self._updated()
+        if not with_record:
+            return UpdateResult(td_errors)
+        record = self._record(Results(td_errors, dict(zip(self._metrics, metrics, strict=True))))
+        if self._compile != "off":
+            record["train/compiled"] = int(self._drivers.choice.compiled)
+        return UpdateResult(td_errors, record)
+
+    def _whole(self, net: Mapping[str, Network], adam: Mapping[str, Optimizer], inputs: tuple[Any, ...]) -> Outputs:
+        """One update from tensors to tensors."""
+        n = len(Transitions._fields)
+        results = self.step(net, adam, Transitions(*inputs[:n]), inputs[n:])
+        self._metrics = tuple(results.metrics)
+        return results.td_errors, *results.metrics.values()
+
+    def _example(self) -> tuple[Tensor, ...]:
+        """A batch with noise of the shapes and dtypes of every batch, with weights of 1."""
+        n, (inputs, act) = self._batch_size, self._row
+        obs = torch.from_numpy(np.zeros((n, *inputs.shape), inputs.dtype))
+        ones = torch.ones(n)
+        data = (obs, torch.from_numpy(np.zeros((n, *act.shape), act.dtype)), ones, obs + 1, ones / 2, ones)
+        return *data, *(torch.ones(shape) for shape in self._noise_shapes(n))
+
+    def traceable(self) -> Traceable:
+        """What is compiled of this agent."""
+        return Traceable(self._parts(), self._whole, self._example())
+
+    def prepare(self, stopping: Callable[[], bool]) -> None:
+        """Begin to compile the update, if that is wanted; wait for it where it has to be there.
+
+        Args:
+            stopping: Asked again and again; it is given up as soon as this says so.
+
+        Raises:
+            ConfigError: It has to be compiled, and cannot be.
+        """
+        self._drivers.prepare(stopping)
+
+    def close(self) -> None:
+        """End whatever runs beside training."""
+        self._drivers.close()
 
     def _replaced(self) -> None:
         """The parameters of the acting network were replaced from outside."""
@@ -249,3 +376,7 @@ class UpdatingAgent(ABC):
         self._noise.set_state(state["noise"].cpu())
         self._take_snapshot()
         self.policy.load_state_dict(state["policy"])
+
+
+def _traceable(twin: Callable[[], UpdatingAgent]) -> Traceable:
+    return twin().traceable()

@@ -59,6 +59,13 @@ METRICS = (
         "last",
         "Updates masked: loss or gradient not finite.",
     ),
+    Metric(
+        "train/compiled",
+        "",
+        "opt_steps",
+        "last",
+        "1 if the updates run compiled, else 0; only where `agent.compile` is not `off`.",
+    ),
     Metric("eval/mean_reward", "reward", "env_steps", "last", "Mean return of the evaluation's episodes: the score."),
     Metric("eval/best_mean_reward", "reward", "env_steps", "last", "Best score so far."),
     Metric("eval/std_reward", "reward", "env_steps", "last", "Standard deviation of these returns."),
