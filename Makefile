@@ -46,7 +46,7 @@ test-all: lint
 	$(BIN)/python -m pytest $(ARGS)
 
 bench: setup
-	for part in actor_loop channel replay; do $(BIN)/python benchmarks/$$part.py || exit 1; done
+	for part in actor_loop channel replay learner; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 
 docs: setup
 	$(BIN)/python docs/make_configuration.py

@@ -239,7 +239,10 @@ class UpdatingAgent(ABC):
             return UpdateResult(td_errors)
         record = self._record(Results(td_errors, dict(zip(self._metrics, metrics, strict=True))))
         if self._compile != "off":
-            record["train/compiled"] = int(self._drivers.choice.compiled)
+            choice = self._drivers.choice
+            record["train/compiled"] = int(choice.compiled)
+            if choice.ratio is not None:
+                record["train/compiled_time_ratio"] = choice.ratio
         return UpdateResult(td_errors, record)
 
     def _whole(self, net: Mapping[str, Network], adam: Mapping[str, Optimizer], inputs: tuple[Any, ...]) -> Outputs:

@@ -66,6 +66,13 @@ METRICS = (
         "last",
         "1 if the updates run compiled, else 0; only where `agent.compile` is not `off`.",
     ),
+    Metric(
+        "train/compiled_time_ratio",
+        "",
+        "opt_steps",
+        "last",
+        "Time of a compiled update as a part of the eager one's; measured where `agent.compile` is `auto`.",
+    ),
     Metric("eval/mean_reward", "reward", "env_steps", "last", "Mean return of the evaluation's episodes: the score."),
     Metric("eval/best_mean_reward", "reward", "env_steps", "last", "Best score so far."),
     Metric("eval/std_reward", "reward", "env_steps", "last", "Standard deviation of these returns."),
