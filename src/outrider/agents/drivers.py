@@ -84,6 +84,7 @@ class Drivers:
         self._eager: Callable[[Inputs], Outputs] = eager(parts, step)
         self._twin = twin
         self._example = example
+        self._rows = example[0].shape[0]
         self._compilation: Compilation | None = None
         self._compiled: CompiledUpdate | None = None
         self._times: tuple[list[float], list[float]] = ([], [])  # of eager and compiled updates, while both are tried
@@ -154,16 +155,18 @@ class Drivers:
         return self._eager(inputs)
 
     def _fitting(self, inputs: Inputs) -> tuple[Tensor, ...] | None:
-        """What the compiled update takes, None if this batch is not of the kind that it was made for."""
-        given = tuple(mine if t is None else t.contiguous() for t, mine in zip(inputs, self._example, strict=True))
-        same = all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(given, self._example, strict=True))
-        return given if same else None
+        """What the compiled update takes, None if this batch has another number of rows."""
+        if inputs[0] is None or inputs[0].shape[0] != self._rows:
+            return None
+        return tuple([mine if t is None else t.contiguous() for t, mine in zip(inputs, self._example, strict=True)])
 
     def _compare(self, inputs: Inputs) -> Outputs:
         """One update by both drivers, the compiled one on copies."""
         given = self._fitting(inputs)
         if given is None:
             return self._eager(inputs)
+        for i, (t, mine) in enumerate(zip(given, self._example, strict=True)):
+            assert t.shape == mine.shape and t.dtype == mine.dtype, f"input {i}: {t.shape} {t.dtype}"  # noqa: PT018
         assert self._compiled is not None
         live = state_tensors(self._parts)
         before, copies = [t.clone() for t in live], [t.clone() for t in live]

@@ -95,6 +95,7 @@ class Batches:
         self._encode_act = encode_act
         self._gamma = np.float32(gamma)
         self._device = device
+        self._on_cpu = device.type == "cpu"
 
     def __call__(self, batch: Batch) -> Transitions:
         """The batch as tensors, which may alias it."""
@@ -111,7 +112,8 @@ class Batches:
         )
 
     def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        tensor = torch.from_numpy(array)
+        return tensor if self._on_cpu else tensor.to(self._device)
 
 
 class Row(NamedTuple):
