@@ -35,6 +35,7 @@ from outrider.model_sync import model_channel
 from outrider.recording import NullRecorder
 from outrider.replay.uniform import SimpleReplayBufferConfig
 from outrider.sampling import SimpleStepProcessorConfig, transition_layout
+from outrider.scoring import InlineScorer
 from outrider.testing import random_rows
 
 OPTS = 400  # opt steps of a round
@@ -106,7 +107,7 @@ class Loop:
     def __call__(self) -> int:
         learner = self.learner
         learner.config = dataclasses.replace(learner.config, max_opts=learner.opt_steps + OPTS)
-        learner._run(NullRecorder(), NoEvaluation())
+        learner._run(NullRecorder(), InlineScorer(NoEvaluation(), learner.agent))
         return OPTS
 
 

@@ -1,62 +1,182 @@
-"""Drawing a batch, against `np.take(out=)` of the same columns: rows of CartPole's shape, one thread.
+"""Drawing batches, one thread: uniformly, by priority, and from frames that are stored once.
 
-OMP_NUM_THREADS=1 python benchmarks/replay.py [--rounds 15]
+OMP_NUM_THREADS=1 python benchmarks/replay.py [--rounds 15] [--only uniform prioritized frames]
+
+Every function below gives candidates for `rounds.interleaved`: a name, and work that returns how many batches it was.
+The first is the limit that the others are compared with.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from rounds import interleaved, table
 
+from outrider.core import EnvSpec
 from outrider.envs.gymnasium import GymEnvConfig
-from outrider.replay.uniform import SimpleReplayBufferConfig
+from outrider.frame_stream import frame_layout
+from outrider.replay import FrameReplayBufferConfig, PrioritizedReplayBufferConfig, SimpleReplayBufferConfig
+from outrider.replay.priorities import PriorityConfig
+from outrider.replay.sum_tree import BELOW_ONE, SumTree, compiled
 from outrider.sampling import transition_layout
 from outrider.testing import random_rows
 
-CAPACITY = 100_000
+Candidates = dict[str, Callable[[], int]]
 BATCHES = 2_000
+PRIORITIZED_CAPACITY = 2**20
+FRAMES = 20_000
+
+
+def uniform(size: int, capacity: int = 100_000) -> Candidates:
+    """`np.take(out=)` of the same columns, and a batch; rows of CartPole's shape."""
+    layout = transition_layout(GymEnvConfig(id="CartPole-v1").spec())
+    buffer = SimpleReplayBufferConfig(capacity=capacity).build(layout)
+    rows = random_rows(layout, capacity)
+    buffer.push(rows)
+    rng = np.random.default_rng(0)
+    out = {f.name: np.empty((size, *f.shape), f.dtype) for f in layout.fields}
+
+    def take() -> int:
+        for _ in range(BATCHES):
+            ixs = rng.integers(0, capacity, size)
+            for name, column in rows.items():
+                np.take(column, ixs, axis=0, out=out[name], mode="clip")
+        return BATCHES
+
+    return {"np.take of the columns": take, "batch": drawing(buffer, size, BATCHES)}
+
+
+def prioritized(size: int, capacity: int = PRIORITIZED_CAPACITY) -> Candidates:
+    """A binary tree in numba alone, outrider's tree alone, and a batch with its update; rows of CartPole's shape."""
+    layout = transition_layout(GymEnvConfig(id="CartPole-v1").spec())
+    buffer = PrioritizedReplayBufferConfig(capacity=capacity).build(layout)
+    block = np.zeros(2**14, layout.record_dtype())
+    rng = np.random.default_rng(0)
+    for first in range(0, capacity, len(block)):
+        buffer.push(block[: capacity - first])
+        numbers = np.arange(first, min(first + len(block), capacity))
+        buffer.update_priority(numbers, rng.random(len(numbers)))
+    values = rng.random(capacity)
+    trees = {"binary tree in numba alone": binary_tree(values)} if compiled() else {}
+    tree = SumTree(capacity)
+    tree.set_all(values)
+
+    def plain_tree(points: np.ndarray, out: np.ndarray, new: np.ndarray) -> None:
+        np.minimum(points, tree.total * BELOW_ONE, out=points)
+        tree.find(points, out)
+        tree.set(out, new)
+
+    trees["outrider's tree alone"] = (plain_tree, tree.total)
+    return {name: tree_alone(*found, size) for name, found in trees.items()} | {
+        "batch and update": drawing(buffer, size, BATCHES // 4, rng.random(size))
+    }
+
+
+def tree_alone(work: Callable[..., None], total: float, size: int) -> Callable[[], int]:
+    rng, out, parts = np.random.default_rng(0), np.empty(size, np.int64), np.arange(size)
+
+    def run() -> int:
+        for _ in range(BATCHES // 4):
+            points = (rng.random(size) + parts) * (total / size * BELOW_ONE)
+            work(points, out, rng.random(size))
+        return BATCHES // 4
+
+    return run
+
+
+def binary_tree(values: np.ndarray) -> tuple[Callable[..., None], float]:
+    """The usual one: walks down a leaf at a time, and adds differences up the way back."""
+    import numba
+
+    n = len(values)
+    nodes = np.zeros(2 * n)
+    nodes[n:] = values
+    for i in range(n - 1, 0, -1):
+        nodes[i] = nodes[2 * i] + nodes[2 * i + 1]
+
+    @numba.njit  # type: ignore[untyped-decorator]
+    def work(nodes: np.ndarray, points: np.ndarray, out: np.ndarray, new: np.ndarray) -> None:
+        for i in range(len(points)):
+            point, node = points[i], 1
+            while node < n:
+                node *= 2
+                if point >= nodes[node]:
+                    point -= nodes[node]
+                    node += 1
+            out[i] = node - n
+        for i in range(len(points)):
+            node = out[i] + n
+            change = new[i] - nodes[node]
+            while node:
+                nodes[node] += change
+                node //= 2
+
+    return partial(work, nodes), float(nodes[1])
+
+
+def frames(size: int, n_envs: int = 4, message: int = 128) -> tuple[Candidates, dict[str, float]]:
+    """Rows with both stacks, and frames stored once, uniformly and by priority; also bytes per transition of each."""
+    spec = EnvSpec("atari", spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6), frame_stack=4)
+    layout = transition_layout(spec)
+    stacked = SimpleReplayBufferConfig(capacity=FRAMES).build(layout)
+    rows = np.ones(1000, layout.record_dtype())
+    for _ in range(FRAMES // len(rows)):
+        stacked.push(rows)
+    buffers: dict[str, Any] = {"stacked": stacked}
+    for name, priorities in (("frames", None), ("frames by priority", PriorityConfig())):
+        buffer = FrameReplayBufferConfig(capacity=FRAMES, prioritized=priorities).build(frame_layout(spec))
+        for first in range(0, FRAMES, message):
+            buffer.push(stream(frame_layout(spec).record_dtype(), first // n_envs, n_envs, message))
+        buffers[name] = buffer
+    nbytes = {name: buffer.nbytes / FRAMES for name, buffer in buffers.items()}
+    td_errors = {"frames by priority": np.random.default_rng(0).random(size)}
+    return {name: drawing(buffer, size, 200, td_errors.get(name)) for name, buffer in buffers.items()}, nbytes
+
+
+def stream(dtype: np.dtype[Any], t: int, n_envs: int, m: int) -> np.ndarray:
+    entries = np.ones(m, dtype)
+    entries["t"], entries["env"] = t + np.arange(m) // n_envs, np.arange(m) % n_envs
+    entries["terminated"] = entries["truncated"] = False
+    return entries
+
+
+def drawing(buffer: Any, size: int, batches: int, td_errors: np.ndarray | None = None) -> Callable[[], int]:
+    def run() -> int:
+        for _ in range(batches):
+            batch = buffer.batch(size)
+            if td_errors is not None:
+                buffer.update_priority(batch.ixs, td_errors)
+        return batches
+
+    return run
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
-    layout = transition_layout(GymEnvConfig(id="CartPole-v1").spec())
-    buffer = SimpleReplayBufferConfig(capacity=CAPACITY).build(layout)
-    rows = random_rows(layout, CAPACITY)
-    buffer.push(rows)
-    rng = np.random.default_rng(0)
+    parser.add_argument("--only", nargs="*", default=["uniform", "prioritized", "frames"])
+    options = parser.parse_args()
 
-    def take(size: int) -> Callable[[], int]:
-        out = {f.name: np.empty((size, *f.shape), f.dtype) for f in layout.fields}
-
-        def run() -> int:
-            for _ in range(BATCHES):
-                ixs = rng.integers(0, CAPACITY, size)
-                for name, column in rows.items():
-                    np.take(column, ixs, axis=0, out=out[name], mode="clip")
-            return BATCHES
-
-        return run
-
-    def batch(size: int) -> Callable[[], int]:
-        def run() -> int:
-            for _ in range(BATCHES):
-                buffer.batch(size)
-            return BATCHES
-
-        return run
+    def show(title: str, candidates: Candidates) -> None:
+        table(title, interleaved(candidates, options.rounds), next(iter(candidates)))
+        gc.collect()
 
     for size in (32, 256):
-        times = interleaved({"np.take of the columns": take(size), "batch": batch(size)}, rounds)
-        table(
-            f"A batch of {size} from {CAPACITY} rows of {layout.record_dtype().itemsize} bytes",
-            times,
-            next(iter(times)),
-        )
+        if "uniform" in options.only:
+            show(f"A batch of {size} of 100,000 rows, uniform", uniform(size))
+        if "prioritized" in options.only:
+            numba = "with" if compiled() else "without"
+            show(f"A batch of {size} of 2**20 rows by priority, {numba} numba, and its update", prioritized(size))
+        if "frames" in options.only:
+            candidates, nbytes = frames(size)
+            show(f"A batch of {size} of {FRAMES} Atari transitions", candidates)
+            print("\nBytes per transition:", ", ".join(f"{name} {n:.0f}" for name, n in nbytes.items()))
 
 
 if __name__ == "__main__":

@@ -63,12 +63,12 @@ def test_a_warm_up_that_suits_neither_batch_nor_buffer_is_refused(kind: str, war
 def threads_after(before_import: str = "", then: str = "", **environment: str) -> list[int]:
     """Torch's threads before and after the choice for one actor, in a process of its own."""
     code = f"""
-import torch
+import os, torch
 {before_import}
 from outrider.async_trainer import choose_threads
 {then}
 before = torch.get_num_threads()
-choose_threads(1)
+choose_threads(1, len(os.sched_getaffinity(0)))
 print(before, torch.get_num_threads())
 """
     inherited = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}

@@ -8,7 +8,8 @@ from gymnasium import spaces
 
 from outrider.envs.atari import AtariEnv, AtariEnvConfig
 from outrider.errors import ConfigError
-from outrider.sampling import FrameStreamProcessorConfig, Sampler, SimpleStepProcessorConfig
+from outrider.frame_stream import FrameStreamProcessorConfig
+from outrider.sampling import Sampler, SimpleStepProcessorConfig
 from outrider.testing import FakePolicy, ListBuffer, check_env_config, check_step_processor_config
 
 pytest.importorskip("ale_py")
@@ -173,11 +174,12 @@ def test_a_frame_stream_of_a_real_game_gives_back_its_stacks(episodic_life: bool
         assert ends.sum() >= 2
         first = 0
         for at, stack in enumerate(stacks[i]):
-            first = at if mine["is_first"][at] else first
+            first = at if mine["t"][at] == 0 else first
             inside = mine["frame"][max(first, at - 3) : at + 1]
             assert np.array_equal(stack[4 - len(inside) :], inside)
             assert not stack[: 4 - len(inside)].any()
-            assert mine["is_first"][at] == (at == 0 or ends[at - 1])
+            assert (mine["t"][at] == 0) == (at == 0 or ends[at - 1])
+            assert mine["t"][at] == at - first
 
 
 def test_the_frame_processor_keeps_its_contract_with_atari():

@@ -36,14 +36,16 @@ class Result:
 
 
 class Wiring(ModuleType):
-    """Takes the place of the module that runs things, and notes what it was asked to do."""
+    """Takes the place of the modules that run things, and notes what it was asked to do."""
 
     def __init__(self) -> None:
         super().__init__("outrider.wiring")
         self.calls: list[tuple[Any, ...]] = []
         self.failure: BaseException | None = None
 
-    def run(self, config: RunConfig, *, argv: list[str], report: Callable[[Result], None]) -> None:
+    def run(
+        self, config: RunConfig, *, argv: list[str], report: Callable[[Result], None], show_needs: Callable[..., None]
+    ) -> None:
         self.calls.append((config, argv))
         if not isinstance(self.failure, RunDirError):  # which is raised before anything is done
             report(Result(Stats(), (), Path("runs/x")))
@@ -58,6 +60,7 @@ class Wiring(ModuleType):
         checkpoint: int | None,
         argv: list[str],
         report: Callable[[Result], None],
+        show_needs: Callable[..., None],
     ) -> None:
         self.calls.append((run_dir, overrides, checkpoint, argv))
         report(Result(Stats(), (), run_dir))
@@ -71,6 +74,7 @@ class Wiring(ModuleType):
 def wiring(monkeypatch: pytest.MonkeyPatch) -> Wiring:
     fake = Wiring()
     monkeypatch.setitem(sys.modules, "outrider.wiring", fake)
+    monkeypatch.setitem(sys.modules, "outrider.loaded_policy", fake)
     return fake
 
 
@@ -131,7 +135,7 @@ def test_evaluation_prints_score_and_metrics(outrider: Outrider, wiring: Wiring)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("trian",), "verb: expected one of train, resume, eval, presets, got 'trian' (did you mean train?)"),
+        (("trian",), "verb: expected one of train, resume, eval, presets, doctor, got 'trian' (did you mean train?)"),
         (("train",), "outrider train: expected PRESET_OR_YAML, got nothing"),
         (("train", "cartpole-dqn", "pong-dqn"), "outrider train: expected no more arguments, got pong-dqn"),
         (("train", "cartpole-dqn", "-n", "3"), "outrider train: expected no more arguments, got -n 3"),

@@ -468,7 +468,7 @@ def test_the_compiled_update_does_what_the_written_one_does(name: str, cache: Pa
     agent = AGENTS[name]()
     path = finished(agent._drivers._twin)
     assert cache.stat().st_mode & 0o077 == 0
-    require_equal_updates(agent, lambda *given: drivers.CompiledUpdate(path, list(given)).on([], ()))
+    require_equal_updates(agent, lambda *given: drivers.CompiledUpdate(path, list(given))(()))
 
 
 @pytest.mark.slow

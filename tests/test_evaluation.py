@@ -16,6 +16,7 @@ from outrider.data import Array, Obs, Step
 from outrider.envs.gymnasium import GymEnvConfig
 from outrider.errors import ConfigError
 from outrider.evaluation import DefaultEvaluator, DefaultEvaluatorConfig
+from outrider.processes import dumps, loads
 
 
 class CountEnv:
@@ -185,6 +186,16 @@ def test_closing_closes_the_environment_once_and_a_later_evaluation_builds_a_new
     evaluator.evaluate(OnePolicy())
     evaluator.close()
     assert [env.closed for env in config.built] == [1, 1]
+
+
+def test_a_copy_that_travels_builds_environments_of_its_own():
+    evaluator = DefaultEvaluator(GymEnvConfig(id="CartPole-v1"), n_episodes=2)
+    with closing(evaluator), closing(loads(dumps(evaluator))) as unused:
+        policy = DqnConfig(hidden=(8,)).build(GymEnvConfig(id="CartPole-v1").spec())
+        score, _ = evaluator.evaluate(policy)
+        with closing(loads(dumps(evaluator))) as used:
+            assert used.evaluate(policy)[0] == unused.evaluate(policy)[0] == score
+            assert used._env is not evaluator._env
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner
+from outrider.learner import Learner
+from outrider.scoring import InlineScorer, Scored
 from outrider.statistics import SHORTEST_S, Counters
+from outrider.trainer_config import AsyncTrainerConfig, AsyncTrainStat
 
 
 class World:
@@ -107,7 +109,7 @@ class World:
 
     def run(self, **config: Any) -> AsyncTrainStat:
         fake: Any = self
-        return self.learner(**config).run(fake, fake)
+        return self.learner(**config).run(fake, InlineScorer(fake, fake))
 
 
 def test_the_order_of_one_opt_step_is_as_documented() -> None:
@@ -195,6 +197,78 @@ def test_each_stop_condition_ends_the_run(config: dict[str, Any], reason: str) -
     stat = world.run(**config)
     assert stat.stopped_by == reason
     assert world.calls[-3:-1] == ["publish", "save last"]
+
+
+class LateScorer:
+    """Its scores arrive `late` looks after the evaluation began; 0: never."""
+
+    patience_s = 5.0
+
+    def __init__(self, world: World, late: int) -> None:
+        self.world, self.late, self.looks = world, late, 0
+        self.begun: list[dict[str, Any]] = []
+
+    def evaluate(self, axes: dict[str, Any]) -> None:
+        self.begun.append(axes)
+        self.looks = 0
+
+    def arrived(self) -> Scored | None:
+        self.looks += 1
+        if not self.begun or self.looks != self.late:
+            return None
+        axes, agent = self.begun.pop(0), f"agent of {self.begun}"
+        score = float(axes["opt_steps"])
+        return Scored(axes, score, {"eval/mean_reward": score}, lambda: agent)  # type: ignore[arg-type,return-value]
+
+    def open(self) -> list[int]:
+        return [axes["opt_steps"] for axes in self.begun]
+
+    def statistics(self) -> dict[str, Any]:
+        return {"async/evaluator_failures": 0}
+
+
+def test_a_late_score_is_recorded_at_the_moment_that_was_evaluated_and_what_was_evaluated_is_saved() -> None:
+    world, lines, saved = World(), [], []
+
+    def flush(step: int) -> None:
+        lines.append((step, [r for r in world.records if "eval/mean_reward" in r]))
+        world.records.clear()
+
+    world.flush = flush  # type: ignore[method-assign]
+    world.save_model = lambda name, agent: saved.append((name, agent))  # type: ignore[method-assign]
+    scorer: Any = LateScorer(world, late=3)
+    world.learner(eval_interval=5, max_opts=9).run(world, scorer)  # type: ignore[arg-type]
+    scored = [(step, records) for step, records in lines if records]
+    assert [(step, records[0]["opt_steps"], records[0]["eval/mean_reward"]) for step, records in scored] == [
+        (5, 5, 5.0)
+    ]
+    assert scored[0][1][0]["eval/best_mean_reward"] == 5.0
+    before = lines[lines.index(scored[0]) - 1]
+    assert before[0] > 5, "what was stored until then is written with the steps of then"
+    assert saved == [("best", "agent of []"), ("last", world)]
+
+
+def test_a_late_score_ends_the_run_when_it_arrives() -> None:
+    world = World()
+    scorer: Any = LateScorer(world, late=4)
+    stat = world.learner(max_opts=None, eval_interval=5, target_score=5.0).run(world, scorer)  # type: ignore[arg-type]
+    assert stat.stopped_by == "target_score"
+    assert stat.opt_steps > 5
+
+
+@pytest.mark.parametrize("reason", ["max_opts", "request"])
+def test_only_a_run_that_has_done_what_it_was_to_do_waits_for_its_last_score(reason: str) -> None:
+    world = World()
+    scorer: Any = LateScorer(world, late=20)
+    original = world.opt
+
+    def opt(buffer: Any) -> None:
+        original(buffer)
+        world.stop_reason = "request" if reason == "request" and world.opts == 5 else None
+
+    world.opt = opt  # type: ignore[method-assign]
+    stat = world.learner(max_opts=5, eval_interval=5).run(world, scorer)  # type: ignore[arg-type]
+    assert stat.best_score == (5.0 if reason == "max_opts" else None)
 
 
 def test_a_request_ends_the_run_in_order() -> None:

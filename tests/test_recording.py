@@ -31,6 +31,7 @@ from outrider.recording import (
     TeeRecorder,
     TensorboardRecorder,
     read_metrics,
+    rewind,
 )
 from outrider.recording.console import Progress, clock_text, render
 from outrider.recording.metrics import Aggregate, find_metric, markdown
@@ -565,6 +566,27 @@ def test_the_time_left_follows_the_goal_that_is_reached_first():
     assert goals.fraction(900, 800, 10.0) == 0.9
     assert goals.fraction(900, 800, 500.0) == 1.0
     assert Goals(target_score=1.0).fraction(1, 1, 1) is None
+
+
+def test_a_score_that_comes_late_does_not_turn_the_display_back():
+    progress = Progress(Goals(max_opts=100))
+    progress.update({"opt_steps": 50, "env_steps": 90, "time_s": 5.0})
+    progress.update({"opt_steps": 40, "env_steps": 70, "time_s": 4.0, "eval/mean_reward": 3.0})
+    assert progress.line == {"opt_steps": 50, "env_steps": 90, "time_s": 5.0, "eval/mean_reward": 3.0}
+    assert progress.best == 3.0
+
+
+def test_going_back_keeps_a_score_that_was_written_late(tmp_path):
+    recorder = TensorboardRecorder(tmp_path)
+    for opt_steps, score in ((10, None), (40, None), (20, 7.0), (50, None), (45, 9.0)):
+        record = {"opt_steps": opt_steps, "env_steps": 2 * opt_steps, "time_s": 1.0, "train/loss": 1.0}
+        recorder.store(record if score is None else record | {"eval/best_mean_reward": score})
+        recorder.flush(opt_steps)
+    recorder.close()
+    assert rewind(tmp_path, 40, 80) == (2, 9.0)
+    assert [line["opt_steps"] for line in read_metrics(tmp_path)] == [10, 40, 20]
+    assert rewind(tmp_path, 30, 60) == (1, 7.0)
+    assert [line["opt_steps"] for line in read_metrics(tmp_path)] == [10, 20]
 
 
 def test_an_evaluation_without_a_score_is_never_the_best():

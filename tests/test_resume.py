@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import threading
 from pathlib import Path
 from typing import Any
@@ -77,11 +78,16 @@ def parameters(run_dir: Path) -> str:
 
 
 @pytest.mark.parametrize("n_steps", [1, 3])
-@pytest.mark.parametrize("agent", AGENTS)
-def test_a_run_of_2n_steps_is_a_run_of_n_steps_resumed_for_n(agent: str, n_steps: int, tmp_path: Path) -> None:
-    processor = {"class": "n_step", "n_steps": n_steps} if n_steps > 1 else {"class": "simple"}
-    run(config(tmp_path / "whole", agent, step_processor=processor, **{"trainer.max_opts": 2 * N}))
-    run(config(tmp_path / "parts", agent, step_processor=processor))
+@pytest.mark.parametrize(
+    ("agent", "replay"), [("dqn", "uniform"), ("dqn", "prioritized"), ("sac", "uniform"), ("sac", "prioritized")]
+)
+def test_a_run_of_2n_steps_is_a_run_of_n_steps_resumed_for_n(
+    agent: str, replay: str, n_steps: int, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"replay.class": replay}
+    changes["step_processor"] = {"class": "n_step", "n_steps": n_steps} if n_steps > 1 else {"class": "simple"}
+    run(config(tmp_path / "whole", agent, **changes, **{"trainer.max_opts": 2 * N}))
+    run(config(tmp_path / "parts", agent, **changes))
     halfway = parameters(tmp_path / "parts")
     result = resume(tmp_path / "parts", {"trainer.max_opts": 2 * N})
     assert result.stats.opt_steps == 2 * N
@@ -92,6 +98,27 @@ def test_a_run_of_2n_steps_is_a_run_of_n_steps_resumed_for_n(agent: str, n_steps
         both = [[(line["opt_steps"], line[name]) for line in lines if name in line] for lines in (whole, parts)]
         assert both[0] == both[1]
         assert both[0][-1][0] > N
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="needs ale-py")
+@pytest.mark.parametrize("prioritized", [None, {"alpha": 0.7}])
+def test_so_is_one_on_frames(prioritized: dict[str, Any] | None, tmp_path: Path) -> None:
+    n = 12
+    changes: dict[str, Any] = {
+        "env": {"class": "atari", "id": "breakout", "max_frames": 200},
+        "agent": DqnConfig(hidden=(16,), batch_size=8),
+        "step_processor": "frames",
+        "replay": {"class": "frames", "capacity": 150, "n_steps": 3, "prioritized": prioritized},
+        "trainer.warmup_period": 70,
+        "trainer.samples_per_insert": 1.0,
+        "trainer.eval_interval": 0,
+        "trainer.checkpoint": {"interval": n},
+    }
+    run(config(tmp_path / "whole", **changes, **{"trainer.max_opts": 2 * n}))
+    run(config(tmp_path / "parts", **changes, **{"trainer.max_opts": n}))
+    halfway = parameters(tmp_path / "parts")
+    assert resume(tmp_path / "parts", {"trainer.max_opts": 2 * n}).stats.opt_steps == 2 * n
+    assert parameters(tmp_path / "parts") == parameters(tmp_path / "whole") != halfway
 
 
 def test_it_makes_no_difference_whether_a_checkpoint_is_the_last_act_of_a_run(tmp_path: Path) -> None:

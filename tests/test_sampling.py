@@ -15,12 +15,11 @@ from outrider.envs.gymnasium import GymEnvConfig
 from outrider.envs.serial import SerialEnv
 from outrider.envs.vector import VectorEnvAdapter
 from outrider.errors import ConfigError, LayoutMismatch, UnsupportedSpace
+from outrider.frame_stream import FrameStreamProcessorConfig, frame_layout
 from outrider.sampling import (
-    FrameStreamProcessorConfig,
     NStepProcessorConfig,
     Sampler,
     SimpleStepProcessorConfig,
-    frame_layout,
     transition_layout,
 )
 from outrider.testing import (
@@ -358,7 +357,7 @@ def check_stream(entries: dict[str, Array], seen: list[Any]) -> None:
     assert len(np.unique(frames)) == len(frames)
     stacks, first = [], 0
     for at, frame in enumerate(frames):
-        if entries["is_first"][at]:
+        if entries["t"][at] == 0:
             first = at
         stacks.append([*[0] * max(0, 2 - (at - first)), *frames[max(first, at - 2) : at], frame])
     starts = np.flatnonzero(~ended)
@@ -371,7 +370,7 @@ def check_stream(entries: dict[str, Array], seen: list[Any]) -> None:
     last = np.flatnonzero(ended)
     assert not entries["reward"][last].any()
     assert not entries["act"][last].any()
-    assert entries["is_first"][last[last + 1 < len(ended)] + 1].all()
+    assert not entries["t"][last[last + 1 < len(ended)] + 1].any()
 
 
 def test_a_frame_stream_needs_stacked_frames():
@@ -482,7 +481,7 @@ def test_a_cut_frame_stream_ends_every_episode_that_has_begun():
     assert items["env"].tolist() == [1], "the other episode has just ended, and nothing of the next was sent"
     assert items["frame"][:, 0, 0].tolist() == [4]
     assert (items["truncated"].tolist(), items["terminated"].tolist()) == ([True], [False])
-    assert (items["reward"].tolist(), items["act"].tolist(), items["is_first"].tolist()) == ([0.0], [0], [False])
+    assert (items["reward"].tolist(), items["act"].tolist(), items["t"].tolist()) == ([0.0], [0], [3])
 
 
 def test_a_processor_without_a_cut_loses_only_what_is_open():

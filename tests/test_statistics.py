@@ -53,6 +53,14 @@ def test_waiting_counts_as_a_fraction_of_the_time_between_readings() -> None:
     assert meter.read(0, 0)["async/learner_wait"] == 0.0
 
 
+def test_a_pause_is_no_time_at_all() -> None:
+    meter = Meter(Counters(1))
+    with meter.paused():
+        time.sleep(0.2)
+    assert meter.seconds() < 0.2
+    assert meter.seconds_since_read() < 0.2
+
+
 def test_no_rates_are_told_over_an_instant() -> None:
     meter = Meter(Counters(1))
     time.sleep(0.03)

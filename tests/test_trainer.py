@@ -12,11 +12,11 @@ from outrider.agents.exploration import EpsilonGreedyConfig
 from outrider.agents.sac import SacConfig
 from outrider.envs.gymnasium import GymEnvConfig
 from outrider.evaluation import DefaultEvaluator
-from outrider.learner import AsyncTrainerConfig
 from outrider.recording import MemoryRecorder
 from outrider.replay.uniform import SimpleReplayBufferConfig
 from outrider.sampling import NStepProcessorConfig, SimpleStepProcessorConfig
 from outrider.trainer import Trainer
+from outrider.trainer_config import AsyncTrainerConfig
 
 AGENTS: dict[str, tuple[Any, str]] = {
     "dqn": (

@@ -14,8 +14,6 @@ from .agents.exploration import SoftmaxConfig as SoftmaxConfig
 from .agents.sac import Sac as Sac
 from .agents.sac import SacConfig as SacConfig
 from .async_trainer import AsyncTrainer as AsyncTrainer
-from .async_trainer import AsyncTrainerConfig as AsyncTrainerConfig
-from .async_trainer import AsyncTrainStat as AsyncTrainStat
 from .channel import ItemReceiver as ItemReceiver
 from .channel import ItemSender as ItemSender
 from .channel import PushedItemMessage as PushedItemMessage
@@ -56,6 +54,7 @@ from .errors import ChannelError as ChannelError
 from .errors import CheckpointError as CheckpointError
 from .errors import ConfigError as ConfigError
 from .errors import EnvFailed as EnvFailed
+from .errors import EvaluatorFailed as EvaluatorFailed
 from .errors import Interrupted as Interrupted
 from .errors import LayoutMismatch as LayoutMismatch
 from .errors import OutriderError as OutriderError
@@ -68,7 +67,9 @@ from .evaluation import DefaultEvaluator as DefaultEvaluator
 from .evaluation import DefaultEvaluatorConfig as DefaultEvaluatorConfig
 from .flags import InitGuard as InitGuard
 from .flags import StopFlag as StopFlag
+from .frame_stream import FrameStreamProcessorConfig as FrameStreamProcessorConfig
 from .loaded_policy import LoadedPolicy as LoadedPolicy
+from .loaded_policy import load_policy as load_policy
 from .model_sync import ModelReceiver as ModelReceiver
 from .model_sync import ModelSender as ModelSender
 from .model_sync import model_channel as model_channel
@@ -78,6 +79,10 @@ from .recording import NullRecorder as NullRecorder
 from .recording import RecorderConfig as RecorderConfig
 from .recording import TeeRecorder as TeeRecorder
 from .recording import TensorboardRecorder as TensorboardRecorder
+from .replay.frames import FrameReplayBuffer as FrameReplayBuffer
+from .replay.frames import FrameReplayBufferConfig as FrameReplayBufferConfig
+from .replay.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
+from .replay.prioritized import PrioritizedReplayBufferConfig as PrioritizedReplayBufferConfig
 from .replay.uniform import SimpleReplayBuffer as SimpleReplayBuffer
 from .replay.uniform import SimpleReplayBufferConfig as SimpleReplayBufferConfig
 from .run_config import RunConfig as RunConfig
@@ -85,9 +90,10 @@ from .sampling import NStepProcessorConfig as NStepProcessorConfig
 from .sampling import Sampler as Sampler
 from .sampling import SimpleStepProcessorConfig as SimpleStepProcessorConfig
 from .trainer import Trainer as Trainer
+from .trainer_config import AsyncTrainerConfig as AsyncTrainerConfig
+from .trainer_config import AsyncTrainStat as AsyncTrainStat
 from .version import __version__ as __version__
 from .wiring import TrainResult as TrainResult
-from .wiring import load_policy as load_policy
 from .wiring import resume as resume
 from .wiring import run as run
 from .wiring import train as train

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from outrider import processes
+from outrider import machine, placement
 from outrider.actor import ActorBoard, ActorStat, ActorState
 from outrider.channel import ItemSender
 from outrider.config import Config, require
@@ -29,13 +29,16 @@ class ActorManagerConfig(Config):
     """How many actors there are, and how they send.
 
     Attributes:
-        n_actors: Actors; None: one per agent config given, or usable cores - 1 where none are (at least one).
+        n_actors: Actors; None: one per agent config given, or where none are as many as leave a core to the learner,
+            at least one.
         n_envs: Environments that each actor steps together.
         n_buffer: Transitions in a message, whatever `n_envs`.
         n_slots: Messages that an actor may be ahead of the learner.
         max_message_age_s: Seconds after which a message is sent though it is not full.
         bad_data: What to do about rows with NaN or infinite values: ``raise``, or ``drop`` and count them.
         backend: ``processes``, or ``threads`` of the learner's process (no restarts, no hidden CUDA, shared GIL).
+        affinity: ``none``: the system places actors and learner; ``spread``: each actor process is kept on a core of
+            its own, as far as there are, and the learner on those left.
         stop_timeout_s: Seconds an actor has to end by itself before it is killed.
         restarts: How often an actor that failed is started anew, with new seeds, within `restart_window_s`; one
             failure more ends the run. 0: the first failure does. Threads are never restarted.
@@ -54,6 +57,7 @@ class ActorManagerConfig(Config):
     max_message_age_s: float = 1.0
     bad_data: BadDataPolicy = "raise"
     backend: Literal["processes", "threads"] = "processes"
+    affinity: placement.Affinity = "none"
     stop_timeout_s: float = 5.0
     restarts: int = 5
     restart_window_s: float = 600.0
@@ -76,7 +80,7 @@ class ActorManagerConfig(Config):
 
     def count(self) -> int:
         """Number of actors where no agent configs say it."""
-        return self.n_actors or max(1, processes.usable_cores() - 1)
+        return self.n_actors or max(1, machine.usable_cores() - 1)
 
     def limits(self) -> Limits:
         """How long an actor may be in a state without a sign of life."""
@@ -118,6 +122,7 @@ class ActorManager:
         self._model_receiver = model_receiver
         self._board = ActorBoard(len(orders), shared=config.backend == "processes")
         item_sender.introduce(self._board)
+        self._cores: set[int] = set()  # of the learner, before it made room
         self._supervisor: Supervisor | None = None
         self._final: list[ActorStat] | None = None
 
@@ -172,6 +177,7 @@ class ActorManager:
             backend=config.backend,
             env_spec=env_spec,
         )
+        cores = placement.usable() if config.affinity == "spread" and config.backend == "processes" else set()
         proxy = replace(item_sender.proxy_config, bad_data=config.bad_data)
         orders = [
             ActorOrder(
@@ -185,6 +191,7 @@ class ActorManager:
                 seed,
                 before,
                 None if logs is None else logs / f"actor-{i}.log",
+                placement.actor_core(i, cores) if cores else None,
             )
             for (i, agent), before in zip(enumerate(agent_configs), chain(incarnations, repeat(0)), strict=False)
         ]
@@ -216,6 +223,9 @@ class ActorManager:
             limits=self.config.limits(),
         )
         self._supervisor.start()
+        if any(order.core is not None for order in self._orders):
+            self._cores = placement.usable()
+            placement.pin(placement.learner_cores(len(self._orders), self._cores))
 
     def stats(self) -> list[ActorStat]:
         """What every actor has done so far."""
@@ -228,6 +238,7 @@ class ActorManager:
         self.stop.set()
         if self._supervisor is not None:
             self._supervisor.stop_and_join(self.config.stop_timeout_s)
+        placement.pin(self._cores)
         self._final = self._board.stats()
         atexit.unregister(self.stop_and_join)
         return self._final

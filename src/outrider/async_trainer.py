@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
-from outrider import processes
+from outrider import machine, placement
 from outrider.channel import ItemReceiver, PushedItemMessage
 from outrider.checkpoint import Checkpoints
-from outrider.core import Agent, AgentConfig, EnvConfig, Evaluator, Recorder, ReplayBuffer, ReplayBufferConfig
+from outrider.core import (
+    Agent,
+    AgentConfig,
+    EnvConfig,
+    Evaluator,
+    Recorder,
+    ReplayBuffer,
+    ReplayBufferConfig,
+    TakesStreams,
+)
 from outrider.data import Record
 from outrider.errors import Unbound
-from outrider.evaluation import attended
 from outrider.flags import InitGuard, StopFlag
-from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner, build_buffer
+from outrider.learner import Learner, build_buffer
 from outrider.model_sync import ModelSender
+from outrider.process_scorer import PolicySource, scorer_for
+from outrider.scoring import Scorer
 from outrider.seeding import Role, derive
 from outrider.statistics import Counters
+from outrider.trainer_config import AsyncTrainerConfig, AsyncTrainStat
 from outrider.watchdog import Watchdog
 
 __all__ = ["AsyncTrainStat", "AsyncTrainer", "AsyncTrainerConfig"]
@@ -34,6 +47,7 @@ class ChannelSource:
     def __init__(self, receiver: ItemReceiver, buffer: ReplayBuffer, counters: Counters) -> None:
         self._receiver = receiver
         self._buffer = buffer
+        self._by_actor = buffer if isinstance(buffer, TakesStreams) else None
         self._counters = counters
         self.opt_steps = 0  # set by the publisher: what staleness is measured against
 
@@ -46,7 +60,10 @@ class ChannelSource:
         return self._receiver.drain(self._insert, max_rows)
 
     def _insert(self, message: PushedItemMessage) -> None:
-        self._buffer.push(message.items)
+        if self._by_actor is None:
+            self._buffer.push(message.items)
+        else:
+            self._by_actor.push_from(message.items, message.actor)
         counters = self._counters
         counters.arrived(
             message.actor,
@@ -98,12 +115,16 @@ class AsyncTrainer:
         item_receiver: ItemReceiver,
         model_sender: ModelSender,
         stop: StopFlag,
+        policy_source: PolicySource | None = None,
+        logs: Path | None = None,
     ) -> None:
         self.config = config
         self.agent = agent
         self.buffer = buffer
         self.stop = stop
         self._item_receiver = item_receiver
+        self._policy_source = policy_source
+        self._logs = logs
         self._stop_reason: str | None = None
         counters = Counters(item_receiver.n_actors)
         self.learner = Learner(
@@ -117,6 +138,7 @@ class AsyncTrainer:
             should_stop=self._should_stop,
         )
         self._evaluation_steps = 0
+        self._cores = machine.usable_cores()  # now: actors that are spread leave this process fewer
 
     @classmethod
     def build(
@@ -130,6 +152,7 @@ class AsyncTrainer:
         stop: StopFlag,
         *,
         seed: int = 0,
+        logs: Path | None = None,
     ) -> AsyncTrainer:
         """Build agent and replay buffer, and bind the model channel.
 
@@ -142,6 +165,7 @@ class AsyncTrainer:
             model_sender: Is bound here.
             stop: Stops the actors; set when `train` is left.
             seed: Seed of the run.
+            logs: Directory for what an evaluator's process that fails leaves; None: on stderr.
 
         Raises:
             Unbound: The item channel has no layout yet: `ActorManager.build` is missing.
@@ -161,7 +185,8 @@ class AsyncTrainer:
         )
         buffer = build_buffer(replay_buffer_config, item_receiver.layout)
         model_sender.bind(agent.model_info()[1], backend=item_receiver.backend)
-        return cls(async_trainer_config, agent, buffer, item_receiver, model_sender, stop)
+        source = PolicySource(agent_config, env_spec, seed)
+        return cls(async_trainer_config, agent, buffer, item_receiver, model_sender, stop, source, logs)
 
     def request_stop(self, reason: str = "request") -> None:
         """Have `train` end in order after the present opt step. May be called from a signal handler or a thread."""
@@ -179,24 +204,43 @@ class AsyncTrainer:
 
         Args:
             recorder: Takes metrics and models.
-            evaluator: Scores the agent every ``eval_interval`` opt steps.
+            evaluator: Scores the agent every ``eval_interval`` opt steps; a copy of it does, in a process of its
+                own, if ``evaluation.process`` is set and it can be pickled.
             guard_init_env: Held while the evaluator builds its environment, if it has an attribute ``guard``.
             checkpoints: Saves the run so that it can be resumed; not closed here. None: it is not saved.
 
         Raises:
             ActorFailed: An actor ended before it was asked to, and was not restarted; carries its traceback.
             Stalled: Nothing moved for ``stall_timeout_s``.
+            EvaluatorFailed: Only a score could have ended the run, and there are no more evaluations.
         """
-        choose_threads(self._item_receiver.n_actors)
+        choose_threads(self._item_receiver.n_actors, self._cores)
         self.learner.checkpoints = checkpoints
-        watchdog = Watchdog(
-            self.learner, self._item_receiver, self.stop, self.config.stall_timeout_s, lambda: self._evaluation_steps
-        )
         try:
-            with watchdog, attended(evaluator, self._stopping, guard_init_env):
-                return self.learner.run(recorder, evaluator, self._stopping)
+            with self._scorer(evaluator, guard_init_env) as scorer:
+                watchdog = Watchdog(
+                    self.learner,
+                    self._item_receiver,
+                    self.stop,
+                    self.config.stall_timeout_s,
+                    lambda: self._evaluation_steps + getattr(scorer, "steps", 0),
+                )
+                with watchdog:
+                    return self.learner.run(recorder, scorer, self._stopping)
         finally:
             self.stop.set()
+
+    def _scorer(self, evaluator: Evaluator, guard: InitGuard | None) -> AbstractContextManager[Scorer]:
+        return scorer_for(
+            self.config.evaluation,
+            self.agent,
+            self._policy_source if self.config.eval_interval else None,
+            evaluator,
+            guard,
+            self._stopping,
+            log_file=None if self._logs is None else self._logs / "evaluator.log",
+            indispensable=self.config.ends_by_score_only,
+        )
 
     def _stopping(self) -> bool:
         self._evaluation_steps += 1  # a sign of life
@@ -213,13 +257,20 @@ def _take_nothing(message: PushedItemMessage) -> None:
     """Leave a message where it is."""
 
 
-def choose_threads(n_actors: int) -> None:
+def choose_threads(n_actors: int, cores: int) -> None:
     """Give torch the cores that actors leave, at least one, unless the user chose a number of threads.
 
     A learner whose threads spin beside busy actors loses most of its speed (docs/performance.md). Torch does not tell
     who chose: a number that it would not have chosen by itself, or that changed since, is the user's.
     """
-    threads, cores = torch.get_num_threads(), processes.usable_cores()
-    unchosen = threads == DEFAULT_THREADS and threads in (cores, psutil.cpu_count(logical=False))
+    torch.set_num_threads(learner_threads(n_actors, cores))
+
+
+def learner_threads(n_actors: int, cores: int) -> int:
+    """Threads that the learner will compute with beside so many actors: see :func:`choose_threads`."""
+    threads = torch.get_num_threads()
+    its_own = {cores, len(placement.usable()), psutil.cpu_count(logical=False)}
+    unchosen = threads == DEFAULT_THREADS and threads in its_own
     if unchosen and not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys():
-        torch.set_num_threads(min(threads, max(1, cores - n_actors)))
+        return min(threads, max(1, cores - n_actors))
+    return threads

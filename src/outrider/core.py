@@ -24,10 +24,17 @@ and the learner::
     while opt_steps < max_opts:
         buffer.push(message.items)                        # whole messages, as far as the limiter allows
         agent.opt(buffer)                                 # buffer.batch, agent.update, buffer.update_priority
-        score, record = evaluator.evaluate(agent)         # every eval_interval
+        snapshot = copy(agent.model_info())               # every eval_interval; scored in a process, see below
         sender.publish(*agent.model_info(), env_steps)    # every sync_interval
         recorder.store(record); recorder.flush(opt_steps)
         checkpoints.take(moment, state)                   # when one is due, and at the end
+
+and the evaluator, whose scores come back to the learner::
+
+    policy = agent_config.build_actor(env_spec, seed=...)
+    for snapshot in snapshots:
+        policy.sync_model(snapshot)
+        score, record = evaluator.evaluate(policy)
 """
 
 from __future__ import annotations
@@ -157,7 +164,7 @@ class SyncModel(Protocol):
         ...
 
     def sync_model(self, info: ModelInfo) -> None:
-        """Act with these parameters from now on; called between steps.
+        """Act with these parameters from now on; called between steps. An agent's ``save_params`` writes them then.
 
         The arrays are the receiver's snapshot: they keep their addresses from call to call and do not change
         in between, so they may be kept instead of copied. ``info["env_steps"]`` is the run's env steps at
@@ -176,6 +183,8 @@ class ExperienceBuffer(Protocol):
 
 class ReplayBuffer(ExperienceBuffer, Protocol):
     """Stores items and draws batches. Belongs to the learner.
+
+    It may offer more: :class:`RowStore`, :class:`Measured`, :class:`TakesStreams`.
 
     Attributes:
         inserted: Rows taken so far (all, not only those still there).
@@ -207,6 +216,24 @@ class ReplayBuffer(ExperienceBuffer, Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
+        ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A replay buffer that has metrics of its own."""
+
+    def statistics(self) -> Record:
+        """Metrics, asked for with those of the run."""
+        ...
+
+
+@runtime_checkable
+class TakesStreams(Protocol):
+    """A replay buffer that has to know which actor made the items: asked in the place of ``push``."""
+
+    def push_from(self, items: Items, actor: int) -> None:
+        """Take rows ``[m]`` that this actor, counted from 0, made after those that it made before."""
         ...
 
 
@@ -253,7 +280,11 @@ class RowStore(Protocol):
 
 @runtime_checkable
 class ReplayBufferConfig(Protocol):
-    """Builds the replay buffer in the learner."""
+    """Builds the replay buffer in the learner.
+
+    With a method ``nbytes(layout) -> int`` a run is refused at its start if memory cannot hold that much; without one
+    ``capacity`` rows are expected, if it has that field.
+    """
 
     def build(self, layout: Layout) -> ReplayBuffer:
         """Build it for this kind of item.
@@ -383,8 +414,12 @@ class StepProcessorConfig(Protocol):
 class Evaluator(Protocol):
     """Scores an agent. Holds configs; builds its environment at the first call, and closes it in `close`.
 
+    The asynchronous trainer sends a copy of it to a process of its own, once; where that is not possible or not wanted,
+    it scores the learner's agent in place.
+
     Two attributes are optional; a trainer sets them where they are. ``stop``: a callable that is true once the
-    evaluation is to end early, with the score NaN. ``guard``: held while the environment is built.
+    evaluation is to end early, with the score NaN; to ask it at each step is a sign of life. ``guard``: held while the
+    environment is built.
     """
 
     def evaluate(self, agent: Policy) -> tuple[float, Record]:

@@ -61,14 +61,15 @@ class Layout:
 
     Kinds:
         ``transitions``: ``obs, act, reward, next_obs, terminated, truncated, n_steps, model_version``.
-        ``frames``: a frame stream, ``frame, is_first, act, reward, terminated, truncated, env``, the final
-        frame of an episode as an entry of its own.
+        ``frames``: a frame stream, ``frame, t, act, reward, terminated, truncated, env``, the final frame of an
+        episode as an entry of its own; ``frame_stack`` frames make up an observation.
 
     A Dict observation has one column per leaf: ``obs.image``, ``obs.pos.xy``.
     """
 
     kind: ItemKind
     fields: tuple[Field, ...]
+    frame_stack: int = 0
 
     def __post_init__(self) -> None:
         names = self.names
@@ -101,6 +102,8 @@ class Layout:
                     f"column {name!r}: {ours} expects {mine.get(name, 'no such column')}, "
                     f"{theirs} has {its.get(name, 'no such column')}"
                 )
+        if self.frame_stack != other.frame_stack:
+            raise LayoutMismatch(f"{ours} stacks {self.frame_stack} frames, {theirs} has {other.frame_stack}")
         raise LayoutMismatch(f"columns: {ours} expects order {self.names}, {theirs} has {other.names}")
 
 
@@ -149,7 +152,7 @@ class Batch:
 
     Attributes:
         rows: The drawn rows ``[B]`` by column name.
-        ixs: Where they lie in the buffer ``[B]`` int64, for ``update_priority``.
+        ixs: What the buffer knows them by ``[B]`` int64, for ``update_priority``.
         weights: Importance weights ``[B]`` float32, None for uniform sampling.
     """
 

@@ -17,6 +17,7 @@
     ├── BadUpdate              NaN or infinity in a loss or gradient
     ├── ActorFailed            an actor ended; carries its traceback, exit code or signal
     │   └── ActorHung          an actor showed no sign of life and was killed; says what it was doing
+    ├── EvaluatorFailed        the evaluator's process ended or hung, and nothing else can end the run
     ├── Stalled                nothing moved for too long; says who waits for whom
     └── Interrupted            a signal asked the run to end; carries the exit code
 
@@ -169,16 +170,21 @@ class ActorFailed(OutriderError):
         self.exitcode = exitcode
 
     def __str__(self) -> str:
-        if self.traceback_text:
-            last = self.traceback_text.strip().splitlines()[-1]
-            return f"actor {self.actor_id} failed: {last}\n{self.traceback_text.rstrip()}"
-        if self.exitcode is not None and self.exitcode < 0:
-            try:
-                name = signal.Signals(-self.exitcode).name
-            except ValueError:
-                name = f"signal {-self.exitcode}"
-            return f"actor {self.actor_id} was killed by {name}"
-        return f"actor {self.actor_id} ended by itself with exit code {self.exitcode}"
+        return _how_it_ended(f"actor {self.actor_id}", self.traceback_text, self.exitcode)
+
+
+def _how_it_ended(who: str, traceback_text: str, exitcode: int | None) -> str:
+    """What a process ended of: the last line of its traceback and then all of it, a signal, or an exit code."""
+    if traceback_text:
+        last = traceback_text.strip().splitlines()[-1]
+        return f"{who} failed: {last}\n{traceback_text.rstrip()}"
+    if exitcode is not None and exitcode < 0:
+        try:
+            name = signal.Signals(-exitcode).name
+        except ValueError:
+            name = f"signal {-exitcode}"
+        return f"{who} was killed by {name}"
+    return f"{who} ended by itself with exit code {exitcode}"
 
 
 class ActorHung(ActorFailed):
@@ -202,6 +208,27 @@ class ActorHung(ActorFailed):
     def __str__(self) -> str:
         text = f"actor {self.actor_id} hung in {self.stage}: killed after {self.limit_s:g} s (actors.{self.key})"
         return f"{text}\n{self.traceback_text.rstrip()}" if self.traceback_text else text
+
+
+class EvaluatorFailed(OutriderError):
+    """The process of the evaluator ended before it was asked to, or hung and was killed.
+
+    Args:
+        traceback_text: Traceback of the original exception, empty if the process just died.
+        exitcode: Exit code as ``multiprocessing`` reports it (negative: killed by that signal).
+        hung_s: Seconds without a sign of life, if it was killed for that.
+    """
+
+    def __init__(self, traceback_text: str = "", exitcode: int | None = None, hung_s: float | None = None) -> None:
+        super().__init__(traceback_text, exitcode, hung_s)
+        self.traceback_text = traceback_text
+        self.exitcode = exitcode
+        self.hung_s = hung_s
+
+    def __str__(self) -> str:
+        if self.hung_s is not None:
+            return f"the evaluator hung: killed after {self.hung_s:g} s (trainer.evaluation.timeout_s)"
+        return _how_it_ended("the evaluator", self.traceback_text, self.exitcode)
 
 
 class Stalled(OutriderError):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -162,6 +163,9 @@ class DefaultEvaluator:
                 returns[i], lengths[i] = 0.0, 0
             obs = step.init_obs
         return episodes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_env": None}  # a copy in another process builds its own
 
     def close(self) -> None:
         """Close the environments; a later evaluation builds new ones."""

@@ -1,7 +1,7 @@
 """Stations (3) to (5): the learner's loop, the same for the asynchronous and the synchronous trainer.
 
-One iteration, in this order: insert as far as the balance allows, opt step, evaluation, ``best``, numbered save,
-publication, cost statistics, store, flush, checkpoint, stop test.
+One iteration, in this order: a score that has arrived, insert as far as the balance allows, opt step, evaluation,
+``best``, numbered save, publication, cost statistics, store, flush, checkpoint, stop test.
 """
 
 from __future__ import annotations
@@ -11,24 +11,29 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, Protocol
+from typing import Protocol, cast
 
 from outrider.balance import Balance
-from outrider.checkpoint import CheckpointConfig, Checkpoints
+from outrider.checkpoint import Checkpoints, announce
 from outrider.checkpoint_files import Checkpoint, Moment
-from outrider.config import Config, require
-from outrider.core import Agent, Evaluator, Preparable, Recorder, ReplayBuffer, ReplayBufferConfig
+from outrider.core import Agent, Measured, Preparable, Recorder, ReplayBuffer, ReplayBufferConfig
 from outrider.data import Layout, Record
 from outrider.errors import LayoutMismatch
 from outrider.model_sync import ModelSender
 from outrider.run_state import Resumable, capture, restore
+from outrider.scoring import Scored, Scorer
 from outrider.statistics import Counters, Meter
+from outrider.trainer_config import AsyncTrainerConfig, AsyncTrainStat
 
 ROWS_PER_INSERT = 4096  # rows taken between two opt steps at most, so that a flood of data never holds the learner
 STORE_INTERVAL_S = 0.5  # statistics reach the recorder at least this often, so that a live display lives
+LAST_SCORES_NAP_S = 0.01  # between two looks for the last scores
 PUBLISH_ENV_STEPS_INTERVAL_S = 0.25  # while nothing is learnt, exploration schedules still see env steps this often
+
+
+LIMITS = ("max_opts", "max_env_steps", "max_time_s")
+"""Why a run ends that waits for its last evaluations: it has done what it was to do."""
 
 
 class Stage(Enum):
@@ -40,134 +45,7 @@ class Stage(Enum):
     EVALUATION = "an evaluation"
     RECORDING = "recording"
     CHECKPOINT = "a checkpoint"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AsyncTrainerConfig(Config):
-    """When the learner does what. Intervals are in opt steps; 0 switches an evaluation, save or record interval off.
-
-    Attributes:
-        max_opts: Opt steps after which the run ends; None: no limit.
-        max_env_steps: Env steps after which the run ends; None: no limit.
-        max_time_s: Seconds of training after which the run ends; None: no limit.
-        target_score: Evaluation score that ends the run; None: no target.
-        eval_interval: Opt steps between evaluations.
-        flush_record_interval: Opt steps between writes of the recorder; evaluations are written in any case.
-        record_compute_cost_interval: Opt steps between measurements of the cost of an opt step.
-        record_agent_info_interval: Opt steps between records of the agent (losses and the like).
-        save_interval: Opt steps between numbered saves of the model.
-        sync_interval: Opt steps between publications to the actors, at least 1.
-        warmup_period: Rows in the replay buffer before the first opt step.
-        samples_per_insert: Rows drawn per row inserted after the warm-up; None: both sides run free.
-        mode: ``async`` (actors in processes or threads of their own), or ``sync`` (actors and learner take turns
-            in one process, bit for bit reproducible).
-        checkpoint: When the run is saved so that it can be resumed.
-        stall_timeout_s: Seconds without an env step, opt step, evaluation step or checkpoint anywhere after which an
-            asynchronous run ends with an error; a learner that computes, as in a compilation, is no stall. 0: off.
-    """
-
-    max_opts: int | None = 100_000
-    max_env_steps: int | None = None
-    max_time_s: float | None = None
-    target_score: float | None = None
-    eval_interval: int = 5_000
-    flush_record_interval: int = 500
-    record_compute_cost_interval: int = 500
-    record_agent_info_interval: int = 500
-    save_interval: int = 0
-    sync_interval: int = 10
-    warmup_period: int = 1_000
-    samples_per_insert: float | None = 8.0
-    mode: Literal["async", "sync"] = "async"
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    stall_timeout_s: float = 300.0
-
-    def __post_init__(self) -> None:
-        for name in ("max_opts", "max_env_steps", "max_time_s"):
-            value = getattr(self, name)
-            require(value is None or value > 0, name, "a number > 0, or null", value)
-        for name in (
-            "eval_interval",
-            "flush_record_interval",
-            "record_compute_cost_interval",
-            "record_agent_info_interval",
-            "save_interval",
-        ):
-            require(getattr(self, name) >= 0, name, "an int >= 1, or 0 for off", getattr(self, name))
-        require(self.stall_timeout_s >= 0, "stall_timeout_s", "a number > 0, or 0 for off", self.stall_timeout_s)
-        require(self.sync_interval >= 1, "sync_interval", "an int >= 1", self.sync_interval)
-        require(self.warmup_period >= 1, "warmup_period", "an int >= 1", self.warmup_period)
-        spi = self.samples_per_insert
-        require(spi is None or 0 < spi < float("inf"), "samples_per_insert", "a number > 0, or null", spi)
-        require(
-            self.target_score is None or self.eval_interval > 0,
-            "eval_interval",
-            "an int >= 1, since target_score is set",
-            self.eval_interval,
-        )
-
-    def require_possible(self, replay: Any, agent: Any) -> None:
-        """Refuse a warm-up that never ends, and batches larger than what is there after it.
-
-        Args:
-            replay: Config of the replay buffer; only a field ``capacity`` counts.
-            agent: Config of the agent; only a field ``batch_size`` counts.
-
-        Raises:
-            ConfigError: The numbers do not go together.
-        """
-        warmup = self.warmup_period
-        capacity, batch_size = getattr(replay, "capacity", None), getattr(agent, "batch_size", None)
-        if capacity is not None:
-            require(warmup <= capacity, "trainer.warmup_period", f"at most replay.capacity ({capacity})", warmup)
-        if batch_size is not None:
-            expected = f"at most trainer.warmup_period ({warmup})"
-            require(batch_size <= warmup, "agent.batch_size", expected, batch_size)
-
-
-@dataclass(frozen=True)
-class AsyncTrainStat:
-    """What a run of the trainer did.
-
-    Attributes:
-        samples: Rows inserted into the replay buffer (border's word).
-        sampled: Rows drawn from it.
-        env_steps: Valid single-environment steps.
-        opt_steps: Calls of ``Agent.opt``.
-        updates: Gradient steps.
-        episodes: Episodes finished.
-        samples_per_insert: Rows drawn per row inserted after the warm-up.
-        duration_s: Seconds of training.
-        best_score: Best evaluation score, None without evaluations.
-        stopped_by: Why it ended: ``max_opts``, ``max_env_steps``, ``max_time_s``, ``target_score``, ``request``, the
-            name of a signal, or ``error``.
-    """
-
-    samples: int
-    sampled: int
-    env_steps: int
-    opt_steps: int
-    updates: int
-    episodes: int
-    samples_per_insert: float
-    duration_s: float
-    best_score: float | None
-    stopped_by: str
-
-    @property
-    def samples_per_s(self) -> float:
-        """Rows inserted per second."""
-        return self.samples / self.duration_s if self.duration_s > 0 else 0.0
-
-    @property
-    def opt_steps_per_s(self) -> float:
-        """Opt steps per second."""
-        return self.opt_steps / self.duration_s if self.duration_s > 0 else 0.0
-
-    def fmt(self) -> str:
-        """A header and a line of three numbers."""
-        numbers = f"{self.samples_per_s:.1f}, {self.opt_steps_per_s:.1f}, {self.duration_s:.1f}"
-        return f"samples/sec, opt_steps/sec, duration\n{numbers}"
+    LAST_SCORES = "waiting for the last evaluation"
 
 
 class Source(Resumable, Protocol):
@@ -234,21 +112,19 @@ class Learner:
         """Opt steps so far."""
         return self.counters.opt_steps
 
-    def run(
-        self, recorder: Recorder, evaluator: Evaluator, stopping: Callable[[], bool] = lambda: False
-    ) -> AsyncTrainStat:
+    def run(self, recorder: Recorder, scorer: Scorer, stopping: Callable[[], bool] = lambda: False) -> AsyncTrainStat:
         """Train until a stop condition holds. Flushes, saves and publishes also when it is left by an exception.
 
         Args:
             recorder: Takes metrics and models.
-            evaluator: Scores the agent.
+            scorer: Scores the agent.
             stopping: Whether the run is to end; asked while the agent prepares itself, as by a compilation.
         """
         with _prepared(self.agent, stopping):
-            return self._run(recorder, evaluator)
+            return self._run(recorder, scorer)
 
-    def _run(self, recorder: Recorder, evaluator: Evaluator) -> AsyncTrainStat:
-        self.recorder, self.evaluator = recorder, evaluator
+    def _run(self, recorder: Recorder, scorer: Scorer) -> AsyncTrainStat:
+        self.recorder, self.scorer = recorder, scorer
         self.meter = Meter(self.counters, self.buffer.inserted, self._seconds_before)
         if self.checkpoints is not None:
             self.checkpoints.start(self.buffer, exact=self.config.mode == "sync")
@@ -269,11 +145,16 @@ class Learner:
     def _loop(self) -> str:
         config, buffer = self.config, self.buffer
         while True:
+            self._take_score()
             reason = self._stop_reason()
             if reason is not None:
+                if reason in LIMITS:
+                    self._take_last_scores()
                 return reason
             self.stage = Stage.INSERTING
             allowed = self.balance.rows_allowed(buffer.inserted, buffer.sampled, ROWS_PER_INSERT)
+            if not allowed and len(buffer) < config.warmup_period:
+                allowed = 1  # of a frame stream, not every row inserted can be drawn
             arrived = self.source.collect(allowed) if allowed else 0
             if len(buffer) < config.warmup_period or not self.balance.may_opt(buffer.inserted, buffer.sampled):
                 if not arrived:
@@ -308,16 +189,48 @@ class Learner:
         config = self.config
         if _due(self.opt_steps, config.eval_interval):
             self.stage = Stage.EVALUATION
-            score, scores = self.evaluator.evaluate(self.agent)
-            record.update(scores)
-            if not math.isnan(score):  # as it is when the evaluation was stopped
-                self._last_score = score
-                if self.best_score is None or score > self.best_score:
-                    self.best_score = score
-                    self.recorder.save_model("best", self.agent)
-                record["eval/best_mean_reward"] = self.best_score
+            scored = self.scorer.evaluate(self._axes())
+            if scored is not None:
+                record.update(self._judge(scored))
         if _due(self.opt_steps, config.save_interval):
             self.recorder.save_model(str(self.opt_steps), self.agent)
+
+    def _judge(self, scored: Scored) -> Record:
+        """Keep what was evaluated if it is the best so far."""
+        record, score = scored.record, scored.score
+        if not math.isnan(score):  # as it is when the evaluation was stopped
+            self._last_score = score
+            if self.best_score is None or score > self.best_score:
+                self.best_score = score
+                self.recorder.save_model("best", scored.agent())
+            record = {**record, "eval/best_mean_reward": self.best_score}
+        return record
+
+    def _take_score(self) -> None:
+        """Record a score that has arrived, at the moment that was evaluated."""
+        scored = self.scorer.arrived()
+        if scored is None:
+            return
+        record = self._judge(scored)
+        if record:
+            if self.stage is not Stage.LAST_SCORES:
+                self._flush()  # what was stored so far belongs to later steps
+            self.recorder.store(scored.axes | record)
+            self.recorder.flush(int(cast(int, scored.axes["opt_steps"])))
+
+    def _take_last_scores(self) -> None:
+        """Wait, within limits, for the evaluations that are still open. That is no time of training."""
+        if not self.scorer.open():
+            return
+        self._flush()  # rates are of training
+        self.stage = Stage.LAST_SCORES
+        deadline = time.monotonic() + self.scorer.patience_s
+        with self.meter.paused():
+            while self.scorer.open() and time.monotonic() < deadline and self.should_stop() is None:
+                time.sleep(LAST_SCORES_NAP_S)
+                self._take_score()
+        for opt_steps in self.scorer.open():
+            announce(f"the evaluation at {opt_steps} opt steps had not ended when the run did: dropped")
 
     def _record(self, record: Record) -> None:
         self.stage = Stage.RECORDING
@@ -379,6 +292,8 @@ class Learner:
             self._axes()
             | self.meter.read(buffer.inserted, buffer.sampled)
             | self.source.statistics()
+            | (buffer.statistics() if isinstance(buffer, Measured) else {})
+            | self.scorer.statistics()
             | {"async/samples_per_insert": self.balance.achieved(buffer.inserted, buffer.sampled)}
         )
 
@@ -401,6 +316,7 @@ class Learner:
         )
         state["best_score"], state["last_score"] = self.best_score, self._last_score
         moment = Moment(self.opt_steps, self.counters.env_steps, self.meter.seconds(), self._last_score, reason)
+        missing += tuple(f"the evaluation at {n} opt steps" for n in self.scorer.open())
         checkpoints.take(moment, state, missing)
         self.recorder.store(self._axes() | checkpoints.statistics())
 

@@ -1,7 +1,8 @@
-"""A policy that a run has learned, for use outside of training."""
+"""A policy that a run has learned, for use outside of training: one to ask for actions, or its score."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import numpy as np
 from gymnasium import spaces
 
 from outrider.core import Agent, AgentConfig, EnvSpec
-from outrider.data import Array, Obs
+from outrider.data import Array, Obs, Record
+from outrider.evaluation import DefaultEvaluator
+from outrider.run_config import RunConfig
+from outrider.run_dir import RunDir
 from outrider.spaces import action_start
 
 
@@ -47,6 +51,50 @@ class LoadedPolicy:
         act = self.agent.sample(arrays) + self._start
         act = act.astype(self.env_spec.action_space.dtype, copy=False)
         return act if batched else act[0]
+
+
+def evaluate_run(run_dir: Path | str, model: str = "best", episodes: int = 10, seed: int = 0) -> tuple[float, Record]:
+    """Play whole episodes with a model that a run has kept.
+
+    Args:
+        run_dir: The run directory; it may be in use.
+        model: ``best``, ``last`` or a number of opt steps.
+        episodes: Number of episodes.
+        seed: Seed of the environments.
+
+    Returns:
+        Mean return, and ``eval/*`` metrics.
+
+    Raises:
+        RunDirError: It is no run directory, or has no such model.
+    """
+    config, path = _open_run(run_dir, model)
+    env = config.env.eval()
+    agent = build_saved(config.agent, env.spec(), path)
+    with closing(DefaultEvaluator(env, seed=seed, n_episodes=episodes)) as evaluator:
+        return evaluator.evaluate(agent)
+
+
+def load_policy(run_dir: Path | str, model: str = "best") -> LoadedPolicy:
+    """A policy that a run has learned, for one observation or a batch.
+
+    Args:
+        run_dir: The run directory; it may be in use.
+        model: ``best`` (which is the last one where the run was never evaluated), ``last`` or a number of opt steps.
+
+    Raises:
+        RunDirError: It is no run directory, or has no such model.
+    """
+    if model == "best":
+        model = RunDir.open(run_dir, lock=False).default_model()
+    config, path = _open_run(run_dir, model)
+    spec = config.env.eval().spec()
+    return LoadedPolicy(build_saved(config.agent, spec, path), spec)
+
+
+def _open_run(run_dir: Path | str, model: str) -> tuple[RunConfig, Path]:
+    run = RunDir.open(run_dir, lock=False)
+    return RunConfig.load(run.path / "config.yaml"), run.model_path(model)
 
 
 def _as_batch(obs: Any, space: spaces.Space[Any], name: str) -> tuple[Obs, bool]:

@@ -38,11 +38,6 @@ _PARENT_GONE = 3  # exit code of a process that finds its parent dead when it be
 _starting = threading.Lock()  # os.environ and __main__ are changed for a moment
 
 
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def dumps(value: Any) -> bytes:
     """Pickle anything that cloudpickle can: also classes and functions of ``__main__``, closures and lambdas.
 

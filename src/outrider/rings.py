@@ -64,8 +64,7 @@ class Rings:
             ResourceError: There is not enough; says needed and free.
         """
         row_bytes = layout.record_dtype().itemsize
-        header_bytes = aligned(HEADER.size + n_buffer * EPISODE.size)
-        nbytes = _control_bytes(n_actors) + n_actors * n_slots * (header_bytes + aligned(n_buffer * row_bytes))
+        nbytes = rings_bytes(layout, n_actors, n_buffer, n_slots)
         what = f"item channel ({n_actors} actors, {n_slots} slots of {n_buffer} rows of {row_bytes} bytes)"
         arena = allocate(nbytes, backend, what)
         return cls(layout, n_actors, n_buffer, n_slots, max_message_age_s, arena, backend, env_spec)
@@ -107,6 +106,13 @@ class Rings:
     def close(self) -> None:
         """Free the memory, or leave it to its last view. May be called twice."""
         self.arena.close()
+
+
+def rings_bytes(layout: Layout, n_actors: int, n_buffer: int, n_slots: int) -> int:
+    """Size of the memory."""
+    header_bytes = aligned(HEADER.size + n_buffer * EPISODE.size)
+    slot_bytes = header_bytes + aligned(n_buffer * layout.record_dtype().itemsize)
+    return _control_bytes(n_actors) + n_actors * n_slots * slot_bytes
 
 
 def _control_bytes(n_actors: int) -> int:

@@ -16,22 +16,33 @@ from typing import Annotated, Any, Self
 
 from outrider import presets
 from outrider.actor_manager import ActorManagerConfig
-from outrider.async_trainer import AsyncTrainerConfig
 from outrider.config import Config, Family, did_you_mean, family_of, field_types, require, without_version
 from outrider.core import AgentConfig, EnvConfig, ReplayBufferConfig, StepProcessorConfig
 from outrider.errors import ConfigError
 from outrider.sampling import require_same_discount
 from outrider.strict_yaml import parse_yaml, read_yaml
+from outrider.trainer_config import AsyncTrainerConfig
 
 ENVS = Family(
     {"gym": "outrider.envs.gymnasium:GymEnvConfig", "atari": "outrider.envs.atari:AtariEnvConfig"}, default="gym"
 )
 AGENTS = Family({"dqn": "outrider.agents.dqn:DqnConfig", "sac": "outrider.agents.sac:SacConfig"})
 STEP_PROCESSORS = Family(
-    {"simple": "outrider.sampling:SimpleStepProcessorConfig", "n_step": "outrider.sampling:NStepProcessorConfig"},
+    {
+        "simple": "outrider.sampling:SimpleStepProcessorConfig",
+        "n_step": "outrider.sampling:NStepProcessorConfig",
+        "frames": "outrider.frame_stream:FrameStreamProcessorConfig",
+    },
     default="simple",
 )
-REPLAYS = Family({"uniform": "outrider.replay.uniform:SimpleReplayBufferConfig"}, default="uniform")
+REPLAYS = Family(
+    {
+        "uniform": "outrider.replay.uniform:SimpleReplayBufferConfig",
+        "prioritized": "outrider.replay.prioritized:PrioritizedReplayBufferConfig",
+        "frames": "outrider.replay.frames:FrameReplayBufferConfig",
+    },
+    default="uniform",
+)
 EVALUATORS = Family({"default": "outrider.evaluation:DefaultEvaluatorConfig"}, default="default")
 RECORDERS = Family({"default": "outrider.recording:RecorderConfig"}, default="default")
 
@@ -54,8 +65,8 @@ class RunConfig(Config):
         env: The environment: ``gym`` (the default) or ``atari``, or an own class.
         agent: The agent: ``dqn`` or ``sac``, or an own class.
         actors: How many actors, how many environments each, and what they send.
-        step_processor: Turns steps into items: ``simple`` (the default) or ``n_step``.
-        replay: The replay buffer: ``uniform`` (the default).
+        step_processor: Turns steps into items: ``simple`` (the default), ``n_step``, or ``frames``.
+        replay: The replay buffer: ``uniform`` (the default), ``prioritized``, or ``frames``.
         trainer: The learner's loop: budgets, intervals and the balance with the actors.
         evaluator: How the agent is scored: ``default``.
         recorder: What is written and shown: ``default``.
@@ -89,15 +100,15 @@ class RunConfig(Config):
         self._settle_discount()
 
     def _settle_discount(self) -> None:
-        """A step processor that sums rewards over several steps discounts them as the agent does."""
-        if not hasattr(self.step_processor, "gamma"):
-            return
-        summed, bootstrapped = self.step_processor.gamma, getattr(self.agent, "gamma", None)
-        if summed is None:
-            require(bootstrapped is not None, "step_processor.gamma", "a number, as the agent has no gamma", "null")
-            settled = dataclasses.replace(self.step_processor, gamma=bootstrapped)  # type: ignore[type-var]
-            object.__setattr__(self, "step_processor", settled)
-        require_same_discount(self.step_processor, self.agent)
+        """Whatever sums rewards over several steps discounts them as the agent does."""
+        for section in ("step_processor", "replay"):
+            part, bootstrapped = getattr(self, section), getattr(self.agent, "gamma", None)
+            if not hasattr(part, "gamma") or (section == "replay" and getattr(part, "n_steps", 0) == 1):
+                continue
+            if part.gamma is None:
+                require(bootstrapped is not None, f"{section}.gamma", "a number, as the agent has no gamma", "null")
+                object.__setattr__(self, section, dataclasses.replace(part, gamma=bootstrapped))
+            require_same_discount(getattr(self, section), self.agent, section)
 
     @classmethod
     def from_sources(cls, source: str | Path, overrides: Mapping[str, Any] | None = None) -> Self:

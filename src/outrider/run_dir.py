@@ -30,7 +30,7 @@ import psutil
 from outrider.core import Agent, EnvSpec
 from outrider.durable import json_text, replace_directory, replace_text, whole_directory
 from outrider.errors import RunDirError
-from outrider.processes import usable_cores
+from outrider.machine import usable_cores
 
 LOCK = ".lock"
 META = "meta.json"

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
 from outrider.config import Config, require
 from outrider.core import Env, EnvSpec, Policy, StepProcessor
 from outrider.data import Array, Episode, Field, Items, Layout, Obs, Step, leaves
-from outrider.errors import LayoutMismatch, UnsupportedSpace
+from outrider.errors import LayoutMismatch
+from outrider.item_rows import Rows, valid_rows
 from outrider.spaces import act_field, obs_fields
 
 
@@ -58,36 +58,6 @@ def transition_layout(env_spec: EnvSpec) -> Layout:
     )
 
 
-def frame_layout(env_spec: EnvSpec) -> Layout:
-    """Layout of a frame stream: every frame once, in the order of time within each environment.
-
-    An entry is a frame, the action taken at it and the reward that this brought. The last frame of an episode is an
-    entry of its own, the only one with ``terminated`` or ``truncated`` set; its ``act`` and ``reward`` are 0 and mean
-    nothing. So an episode of T steps is T + 1 entries, and its transitions start at the entries without a flag.
-    ``is_first`` marks the first frame of an episode; stacks that reach before it are filled with zeros.
-
-    Raises:
-        UnsupportedSpace: The observation is no stack of frames.
-    """
-    space, stack = env_spec.observation_space, env_spec.frame_stack
-    if stack < 1 or not isinstance(space, spaces.Box) or not space.shape or space.shape[0] != stack:
-        expected = "a Box of stacked frames (EnvSpec.frame_stack along its first axis)"
-        raise UnsupportedSpace("env.observation_space", expected, f"{space} with frame_stack={stack}")
-    (stacked,) = obs_fields(space)
-    return Layout(
-        "frames",
-        (
-            Field("frame", stacked.shape[1:], stacked.dtype),
-            Field("is_first", (), np.dtype(np.bool_)),
-            act_field(env_spec.action_space),
-            Field("reward", (), np.dtype(np.float32)),
-            Field("terminated", (), np.dtype(np.bool_)),
-            Field("truncated", (), np.dtype(np.bool_)),
-            Field("env", (), np.dtype(np.int32)),
-        ),
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class SimpleStepProcessorConfig(Config):
     """One transition per env step."""
@@ -106,7 +76,7 @@ class SimpleStepProcessor:
 
     def __init__(self, layout: Layout, n_envs: int) -> None:
         # The first observation of the next rows is written when these rows are complete: hence two blocks.
-        self._blocks = [_Rows(layout, n_envs) for _ in range(2)]
+        self._blocks = [Rows(layout, n_envs) for _ in range(2)]
         for block in self._blocks:
             block.columns["n_steps"][...] = 1
 
@@ -125,7 +95,7 @@ class SimpleStepProcessor:
         block.put_version(step.model_version)
         following.put_obs("obs", step.init_obs)
         self._blocks = [following, block]
-        return _valid_rows(block.rows, step.valid)
+        return valid_rows(block.rows, step.valid)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,19 +134,21 @@ class NStepProcessorConfig(Config):
         return NStepProcessor(layout, n_envs, self.n_steps, self.gamma)
 
 
-def require_same_discount(step_proc_config: Any, agent_config: Any) -> None:
+def require_same_discount(config: Any, agent_config: Any, section: str = "step_processor") -> None:
     """Refuse rewards that are summed with another discount than the agent bootstraps with.
 
     Args:
-        step_proc_config: Only a field ``gamma`` counts.
+        config: Of what sums rewards: the step processor, or a replay buffer that makes transitions. Only a field
+            ``gamma`` counts.
         agent_config: Likewise.
+        section: Where the config stands, for the error.
 
     Raises:
         ConfigError: Both have one, and they differ.
     """
-    summed, bootstrapped = (getattr(config, "gamma", None) for config in (step_proc_config, agent_config))
+    summed, bootstrapped = (getattr(part, "gamma", None) for part in (config, agent_config))
     if summed is not None and bootstrapped is not None:
-        require(summed == bootstrapped, "step_processor.gamma", f"agent.gamma ({bootstrapped})", summed)
+        require(summed == bootstrapped, f"{section}.gamma", f"agent.gamma ({bootstrapped})", summed)
 
 
 class NStepProcessor:
@@ -194,10 +166,10 @@ class NStepProcessor:
     def __init__(self, layout: Layout, n_envs: int, n_steps: int, gamma: float) -> None:
         slots = n_steps + 1  # one more, since the next start is written while a block is handed out
         self._n, self._n_envs, self._slots = n_steps, n_envs, slots
-        self._starts = [_Rows(layout, n_envs) for _ in range(slots)]
+        self._starts = [Rows(layout, n_envs) for _ in range(slots)]
         for block in self._starts:
             block.columns["n_steps"][...] = n_steps
-        self._gathered = _Rows(layout, n_envs * n_steps)
+        self._gathered = Rows(layout, n_envs * n_steps)
         self._sums = np.zeros((slots, n_envs), np.float64)
         ages = (np.arange(slots)[:, None] - np.arange(slots)) % slots  # of slot s (column) when t is in the row's slot
         self._discounts = (float(gamma) ** ages)[:, :, None]
@@ -284,109 +256,6 @@ class NStepProcessor:
         out.columns["n_steps"][to] = k
         out.columns["model_version"][to] = start.columns["model_version"][rows]
         return at + len(rows)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrameStreamProcessorConfig(Config):
-    """A stream of single frames, for a replay buffer that stores each frame once and stacks them when it samples."""
-
-    def layout(self, env_spec: EnvSpec) -> Layout:
-        """See :func:`frame_layout`."""
-        return frame_layout(env_spec)
-
-    def build(self, env_spec: EnvSpec, n_envs: int) -> FrameStreamProcessor:
-        """Build one for n environments."""
-        return FrameStreamProcessor(self.layout(env_spec), n_envs)
-
-
-class FrameStreamProcessor:
-    """The newest frame of each environment's stack, and the last frame of each episode; see :func:`frame_layout`."""
-
-    def __init__(self, layout: Layout, n_envs: int) -> None:
-        # Rows 0 to n-1: one per environment; from n on: last frames. The next rows' frames are written when these
-        # rows are complete: hence two blocks.
-        self._n = n_envs
-        self._blocks = [_Rows(layout, 2 * n_envs) for _ in range(2)]
-        for block in self._blocks:
-            block.columns["env"][:n_envs] = np.arange(n_envs)
-
-    def reset(self, init_obs: Obs) -> None:
-        """Begin with these first observations ``[n_envs, frame_stack, ...]``."""
-        self._begin(self._blocks[0], init_obs, True)
-
-    def process(self, step: Step) -> Items | None:
-        """The entries ``[m]`` of this step, m <= 2 * n_envs; they hold until the next call."""
-        block, following = self._blocks
-        n = self._n
-        block.act[:n] = step.act
-        block.reward[:n] = step.reward
-        ended = np.flatnonzero((step.terminated | step.truncated) & step.valid)
-        m = n + len(ended)
-        if len(ended):
-            self._put_last(block, step, ended)
-        self._begin(following, step.init_obs, step.terminated | step.truncated | ~step.valid)
-        self._blocks = [following, block]
-        valid = np.concatenate([step.valid, np.ones(len(ended), np.bool_)]) if len(ended) else step.valid
-        return _valid_rows(block.rows[:m], valid)
-
-    def cut(self, obs: Obs) -> Items | None:
-        """The last frames ``[m]`` of all open episodes, truncated there; call `reset` next."""
-        block, n = self._blocks[0], self._n
-        assert not isinstance(obs, dict)
-        begun = np.flatnonzero(~block.columns["is_first"][:n])  # of the others there is nothing yet
-        rows = slice(n, n + len(begun))
-        block.rows[rows] = np.zeros((), block.rows.dtype)
-        block.columns["frame"][rows] = obs[begun, -1]
-        block.truncated[rows] = True
-        block.columns["env"][rows] = begun
-        return block.rows[rows] if len(begun) else None
-
-    def _begin(self, block: _Rows, init_obs: Obs, is_first: Array | bool) -> None:
-        assert not isinstance(init_obs, dict)
-        block.columns["frame"][: self._n] = init_obs[:, -1]
-        block.columns["is_first"][: self._n] = is_first
-
-    def _put_last(self, block: _Rows, step: Step, ended: Array) -> None:
-        assert not isinstance(step.obs, dict)
-        to = slice(self._n, self._n + len(ended))
-        block.rows[to] = np.zeros((), block.rows.dtype)
-        block.columns["frame"][to] = step.obs[ended, -1]
-        block.terminated[to] = step.terminated[ended]
-        block.truncated[to] = step.truncated[ended]
-        block.columns["env"][to] = ended
-
-
-class _Rows:
-    """A block of rows of one layout, with its columns as views. They are set by ``[...] =``, faster than ``[:] =``."""
-
-    def __init__(self, layout: Layout, n: int) -> None:
-        self.rows: Array = np.zeros(n, layout.record_dtype())
-        self.columns: dict[str, Array] = {name: self.rows[name] for name in layout.names}
-        self.obs_names = tuple(name for name in layout.names if name.split(".")[0] == "obs")
-        self.act, self.reward = self.columns["act"], self.columns["reward"]
-        self.terminated, self.truncated = self.columns["terminated"], self.columns["truncated"]
-        self._version = 0
-
-    def put_obs(self, name: str, obs: Obs) -> None:
-        """Copy the observations of all environments into the column(s) of this name."""
-        if isinstance(obs, dict):
-            for column, part in leaves(obs, name):
-                self.columns[column][...] = part
-        else:
-            self.columns[name][...] = obs
-
-    def put_version(self, version: int) -> None:
-        """Fill the column ``model_version``."""
-        if version != self._version:
-            self._version = version
-            self.columns["model_version"][...] = version
-
-
-def _valid_rows(rows: Array, valid: Array) -> Array | None:
-    flags = valid.tolist()
-    if False not in flags:
-        return rows
-    return rows[valid] if True in flags else None
 
 
 _NO_EPISODES: tuple[Episode, ...] = ()

@@ -16,6 +16,7 @@ class Role(IntEnum):
     LEARNER = 2
     REPLAY = 3
     EVALUATOR = 4
+    EVALUATOR_POLICY = 5
 
 
 def derive(seed: int, role: Role, actor: int = 0, env: int = 0, incarnation: int = 0) -> int:

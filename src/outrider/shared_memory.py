@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from outrider.errors import ResourceError
+from outrider.machine import CGROUPS, PROC, control_groups
 
 Backend: TypeAlias = Literal["processes", "threads"]
 """Where the actors run. Threads share plain memory by reference."""
@@ -156,7 +157,7 @@ def nameless_file(nbytes: int) -> int:
             os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
         os.close(fd)
-        raise ResourceError(f"shared memory: needs {_size(nbytes)}, the system says: {error.strerror}") from error
+        raise ResourceError(f"shared memory: needs {size_text(nbytes)}, the system says: {error.strerror}") from error
     return fd
 
 
@@ -185,10 +186,10 @@ def require_memory(nbytes: int, what: str) -> None:
     """
     free = available_bytes()
     if nbytes > free:
-        raise ResourceError(f"{what}: needs {_size(nbytes)} of memory, {_size(free)} are free")
+        raise ResourceError(f"{what}: needs {size_text(nbytes)} of memory, {size_text(free)} are free")
 
 
-def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+def available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Memory that can still be allocated: what the kernel calls available, or less where a cgroup (v1, v2) limits it.
 
     Args:
@@ -202,33 +203,24 @@ def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
     with suppress(OSError):
         words = (proc / "meminfo").read_text().split()
         free.append(int(words[words.index("MemAvailable:") + 1]) * 1024)
-    with suppress(OSError):
-        for line in (proc / "self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                free += _cgroup_free(cgroups, path, "memory.max", "memory.current", "inactive_file")
-            elif "memory" in controllers.split(","):
-                free += _cgroup_free(
-                    cgroups / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-                )
+    for group, unified in control_groups("memory", proc, cgroups):
+        with suppress(OSError, ValueError):  # no such file, or the limit is the word "max"
+            free.append(_group_free(group, unified))
     return max(0, min(free))
 
 
-def _cgroup_free(mount: Path, path: str, limit: str, use: str, cache: str) -> list[int]:
-    """What the group and each of its ancestors leave free; page cache counts as free, the kernel takes it back."""
-    free = []
-    # In a container the path may be the host's, which is not visible: the root of the mount is then the own group.
-    own = Path(path.lstrip("/"))
-    for group in (own, *own.parents):
-        try:
-            allowed = int((mount / group / limit).read_text())
-            used = int((mount / group / use).read_text())
-            stat = dict(line.split() for line in (mount / group / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):  # no such file, or the limit is the word "max"
-            continue
-        free.append(allowed - used + int(stat.get(cache, 0)))
-    return free
+def _group_free(group: Path, unified: bool) -> int:
+    """What a control group leaves free; page cache counts as free, the kernel takes it back."""
+    limit, use, cache = (
+        ("memory.max", "memory.current", "inactive_file")
+        if unified
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    )
+    allowed, used = int((group / limit).read_text()), int((group / use).read_text())
+    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return allowed - used + int(stat.get(cache, 0))
 
 
-def _size(nbytes: int) -> str:
+def size_text(nbytes: int) -> str:
+    """Bytes in GB or MB."""
     return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.2f} MB"

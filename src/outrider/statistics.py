@@ -129,6 +129,17 @@ class Meter:
         finally:
             self._waited_s += time.monotonic() - started
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time spent within does not count at all."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            paused_s = time.monotonic() - started
+            self._start += paused_s
+            self._last += paused_s
+
     def read(self, inserted: int, sampled: int) -> Record:
         """Totals, and rates since the last reading unless that was only just now: over an instant they mean nothing."""
         record: Record = {

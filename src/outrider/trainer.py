@@ -20,16 +20,19 @@ from outrider.core import (
     ReplayBuffer,
     ReplayBufferConfig,
     StepProcessorConfig,
+    TakesStreams,
 )
 from outrider.data import Episode, Items, Record, column_names, n_rows
 from outrider.evaluation import attended
 from outrider.flags import InitGuard
 from outrider.health import BadDataPolicy, RowHealth
-from outrider.learner import AsyncTrainerConfig, AsyncTrainStat, Learner, build_buffer
+from outrider.learner import Learner, build_buffer
 from outrider.model_sync import ModelSnapshot, model_channel
 from outrider.sampling import Sampler, require_same_discount
+from outrider.scoring import InlineScorer
 from outrider.seeding import Role, derive, env_seeds
 from outrider.statistics import Counters
+from outrider.trainer_config import AsyncTrainerConfig, AsyncTrainStat
 
 
 @dataclass
@@ -94,7 +97,10 @@ class Player:
             good = self.health.good_rows(items, self.env_steps)
             if good is not None:
                 items = {name: items[name][good] for name in column_names(items)}
-            buffer.push(items)
+            if isinstance(buffer, TakesStreams):
+                buffer.push_from(items, self.id)
+            else:
+                buffer.push(items)
             self.inserted += n_rows(items)
 
 
@@ -276,7 +282,7 @@ class Trainer:
         self.learner.checkpoints = checkpoints
         try:
             with attended(evaluator, self._stopping, guard_init_env):
-                return self.learner.run(recorder, evaluator, self._stopping)
+                return self.learner.run(recorder, InlineScorer(evaluator, self.agent), self._stopping)
         finally:
             self._source.close()
 

@@ -30,10 +30,10 @@ class Watchdog:
     """Watches the learner's loop while it is entered.
 
     Signs of life are env steps of any actor, actors that get ready for the first time, opt steps, evaluation steps,
-    checkpoints (which have time-outs of their own), and a learner that computes. Without any for `timeout_s` the
-    item channel fails with :class:`~outrider.errors.Stalled`, the stacks of all threads are written to stderr, and
-    if the main thread does not come to look at the channel, the error is raised in it wherever it is. Native code
-    that keeps the interpreter's lock for itself holds that up.
+    checkpoints and the wait for the last evaluation (which have time-outs of their own), and a learner that computes.
+    Without any for `timeout_s` the item channel fails with :class:`~outrider.errors.Stalled`, the stacks of all
+    threads are written to stderr, and if the main thread does not come to look at the channel, the error is raised in
+    it wherever it is. Native code that keeps the interpreter's lock for itself holds that up.
 
     Process: the learner's.
     Owns: a thread, and while it is entered in the main thread the handler of SIGURG.
@@ -95,7 +95,8 @@ class Watchdog:
             now, used_s, signs = time.monotonic(), time.process_time(), self._signs()
             elapsed_s = now - looked_at
             computing = used_s - computed_s >= COMPUTING * elapsed_s and self._learner.stage is not Stage.WAITING
-            alive = signs != seen or computing or self._learner.stage is Stage.CHECKPOINT or not self._learner.looping
+            timed = self._learner.stage in (Stage.CHECKPOINT, Stage.LAST_SCORES)
+            alive = signs != seen or computing or timed or not self._learner.looping
             # If this process was stopped for a while, all that it has started may have been, too.
             still_s = 0.0 if alive else still_s + min(elapsed_s, 2 * look_s)
             seen, looked_at, computed_s = signs, now, used_s

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from outrider import presets, processes, resuming
 from outrider.actor import ActorStat
 from outrider.actor_manager import ActorManager, ActorManagerConfig
-from outrider.async_trainer import AsyncTrainer, AsyncTrainerConfig, AsyncTrainStat
+from outrider.async_trainer import AsyncTrainer
 from outrider.channel import item_channel
 from outrider.checkpoint import Checkpoints
 from outrider.checkpoint_files import Checkpoint
@@ -32,18 +32,17 @@ from outrider.core import (
     ReplayBufferConfig,
     StepProcessorConfig,
 )
-from outrider.data import Record
 from outrider.envs.gymnasium import GymEnvConfig
 from outrider.errors import ActorFailed, CheckpointError, ConfigError, ResourceError
-from outrider.evaluation import DefaultEvaluator
 from outrider.flags import InitGuard, StopFlag
 from outrider.interrupts import Interrupts
-from outrider.loaded_policy import LoadedPolicy, build_saved
 from outrider.model_sync import model_channel
+from outrider.preflight import Check, processes_check, require_enough, space_check, warn_if_tight
 from outrider.recording import Goals
 from outrider.run_config import AGENTS, RunConfig
 from outrider.run_dir import RunDir, default_path, model_meta
 from outrider.trainer import Trainer
+from outrider.trainer_config import AsyncTrainerConfig, AsyncTrainStat
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +67,9 @@ Report: TypeAlias = Callable[[TrainResult], object]
 
 def _no_report(result: TrainResult) -> None:
     """Report nothing."""
+
+
+ShowNeeds: TypeAlias = Callable[[Sequence[Check]], object]
 
 
 def train_async(
@@ -99,12 +101,12 @@ def train_async(
         actor_man_config: How actors run and send.
         async_trainer_config: When the learner does what.
         recorder: Takes metrics and models; not closed here.
-        evaluator: Scores the agent; not closed here.
+        evaluator: Scores the agent, or a copy of it does in a process of its own; not closed here.
         seed: Seed of the run.
         checkpoints: Saves the run, and says what it goes on from; not closed here. None: it is not saved.
         report: Called with what was done when the run ends, however that is; for those who get no result because
             it ends with an exception.
-        logs: Directory for what actors that fail leave, see `ActorManager.build`.
+        logs: Directory for what actors and evaluators that fail leave, see `ActorManager.build`.
 
     Raises:
         ConfigError: Something that cannot work, before any process was started.
@@ -138,6 +140,7 @@ def train_async(
             model_sender,
             stop,
             seed=seed,
+            logs=logs,
         )
         resuming.prepare(trainer.learner, checkpoints)
         interrupts.request, interrupts.busy = trainer.request_stop, lambda: trainer.learner.looping
@@ -196,22 +199,29 @@ def train_sync(
     return result
 
 
-def run(config: RunConfig, *, argv: Sequence[str] = (), report: Report = _no_report) -> TrainResult:
+def run(
+    config: RunConfig,
+    *,
+    argv: Sequence[str] = (),
+    report: Report = _no_report,
+    show_needs: ShowNeeds = warn_if_tight,
+) -> TrainResult:
     """Train as a run config says, into a run directory.
 
     Args:
         config: The run.
         argv: The command line, kept in the run directory.
         report: Called with what was done when the run has ended, however that was, and ``stats.json`` is written.
+        show_needs: Called with what the run needs and what is free, before anything is started.
 
     Raises:
         ConfigError: Something that cannot work, before any process of the run was started.
+        ResourceError: Memory, disk, descriptors or processes certainly do not suffice; nothing was started.
         RunDirError: The run directory is not empty, or in use.
         ActorFailed: An actor ended before it was asked to.
         Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
     """
-    processes.ensure_server()
-    spec = _require_possible(config)
+    spec = _require_possible(config, Path(config.run_dir or "runs"), show_needs)
     with (
         RunDir.create(config.run_dir or _default_run_dir(config), config.to_yaml(), argv) as run_dir,
         _discarded_if_refused(run_dir),
@@ -226,6 +236,7 @@ def resume(
     checkpoint: int | None = None,
     argv: Sequence[str] = (),
     report: Report = _no_report,
+    show_needs: ShowNeeds = warn_if_tight,
 ) -> TrainResult:
     """Go on with a run from its newest checkpoint that is whole, in its directory; from the start if there is none.
 
@@ -237,18 +248,19 @@ def resume(
         checkpoint: Opt steps of the checkpoint to go on from instead; newer ones are set aside.
         argv: The command line, kept in the run directory.
         report: As for :func:`run`.
+        show_needs: As for :func:`run`.
 
     Raises:
         ConfigError: Something that cannot work, before any process of the run was started.
+        ResourceError: As for :func:`run`.
         RunDirError: It is no run directory, or in use.
         CheckpointError: There are checkpoints, but none is whole; or the agent cannot take its state.
         ActorFailed: An actor ended before it was asked to.
         Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
     """
-    processes.ensure_server()
     with RunDir.open(run_dir) as opened:
         config = resuming.new_config(opened, overrides or {})
-        spec = _require_possible(config)
+        spec = _require_possible(config, opened.path, show_needs)
         found = resuming.find_checkpoint(opened, config, spec, checkpoint)
         resuming.go_back(opened, found)
         opened.go_on(config.to_yaml(), argv)
@@ -356,56 +368,18 @@ def train(
     return run(RunConfig.from_sources(preset, given))
 
 
-def evaluate_run(run_dir: Path | str, model: str = "best", episodes: int = 10, seed: int = 0) -> tuple[float, Record]:
-    """Play whole episodes with a model that a run has kept.
-
-    Args:
-        run_dir: The run directory; it may be in use.
-        model: ``best``, ``last`` or a number of opt steps.
-        episodes: Number of episodes.
-        seed: Seed of the environments.
-
-    Returns:
-        Mean return, and ``eval/*`` metrics.
-
-    Raises:
-        RunDirError: It is no run directory, or has no such model.
-    """
-    config, path = _open_run(run_dir, model)
-    env = config.env.eval()
-    agent = build_saved(config.agent, env.spec(), path)
-    with closing(DefaultEvaluator(env, seed=seed, n_episodes=episodes)) as evaluator:
-        return evaluator.evaluate(agent)
-
-
-def load_policy(run_dir: Path | str, model: str = "best") -> LoadedPolicy:
-    """A policy that a run has learned, for one observation or a batch.
-
-    Args:
-        run_dir: The run directory; it may be in use.
-        model: ``best`` (which is the last one where the run was never evaluated), ``last`` or a number of opt steps.
-
-    Raises:
-        RunDirError: It is no run directory, or has no such model.
-    """
-    if model == "best":
-        model = RunDir.open(run_dir, lock=False).default_model()
-    config, path = _open_run(run_dir, model)
-    spec = config.env.eval().spec()
-    return LoadedPolicy(build_saved(config.agent, spec, path), spec)
-
-
-def _open_run(run_dir: Path | str, model: str) -> tuple[RunConfig, Path]:
-    run = RunDir.open(run_dir, lock=False)
-    return RunConfig.load(run.path / "config.yaml"), run.model_path(model)
-
-
-def _require_possible(config: RunConfig) -> EnvSpec:
-    """Find out before anything is created whether items, agent and evaluation suit the environment."""
+def _require_possible(config: RunConfig, path: Path, show_needs: ShowNeeds) -> EnvSpec:
+    """Find out before anything is created whether the machine suffices, and all parts suit the environment."""
+    checks = processes_check(config)
+    require_enough(checks)  # at once: even describing the environment takes a process
+    processes.ensure_server()
     spec = config.env.spec()
     config.step_processor.layout(spec)
-    config.agent.build_actor(spec)
+    _, model = config.agent.build_actor(spec).model_info()
     spec.require_same_spaces(config.env.eval().spec())
+    checks = [*space_check(config, spec, model, path), *checks]
+    require_enough(checks)
+    show_needs(checks)
     return spec
 
 

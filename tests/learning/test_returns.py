@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import outrider
+from outrider.loaded_policy import evaluate_run
 from outrider.run_config import RunConfig
-from outrider.wiring import evaluate_run, run
+from outrider.wiring import run
 
 
 def train(preset: str, run_dir: Path, **overrides: object) -> outrider.AsyncTrainStat:

@@ -26,16 +26,21 @@ class SlowEnv(CountEnv):
         super().__init__(10**9 if slow == "play" else 5)
         self.slow, self.folder = slow, os.environ["FOLDER"]
         self.actor = actor_id()
-        self.describing = self.actor is None and multiprocessing.parent_process() is not None
-        self.evaluating = self.actor is None and not self.describing
+        inline = multiprocessing.parent_process() is None
+        self.evaluating = inline or multiprocessing.current_process().name == "outrider: evaluator"
+        self.describing = self.actor is None and not self.evaluating
         self.child: subprocess.Popen[bytes] | None = None
-        if self.evaluating:  # in the learner's process: what it starts is not outrider's to end
+        if inline:  # in the learner's process: what it starts is not outrider's to end
             note(self.folder, "building", 1)
             self._sleep_if("evaluation")
             return
         self.child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        name = "describing" if self.describing else self.actor
+        name = "describing" if self.describing else "evaluating" if self.evaluating else self.actor
         note(self.folder, f"child-{name}", self.child.pid)
+        if self.evaluating:
+            note(self.folder, "building", 1)
+            self._sleep_if("evaluation")
+            return
         if self.actor is not None:
             note(self.folder, f"actor-{self.actor}", os.getpid())
         self._sleep_if("describe" if self.describing else "build")

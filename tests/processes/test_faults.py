@@ -26,6 +26,7 @@ from outrider.errors import ActorFailed, Unbound
 from outrider.evaluation import DefaultEvaluator
 from outrider.flags import InitGuard, StopFlag
 from outrider.model_sync import model_channel
+from outrider.process_scorer import EvaluationConfig
 from outrider.recording import MemoryRecorder
 from outrider.replay.uniform import SimpleReplayBuffer, SimpleReplayBufferConfig
 from outrider.sampling import SimpleStepProcessorConfig
@@ -151,7 +152,10 @@ def test_a_failure_is_noticed_while_the_learner_evaluates_and_while_it_may_not_i
 
     recorder, evaluator = TimedRecorder(), Endless()
     env = fault_env(how="late", at=100, folder=str(tmp_path))
-    failure(env, recorder, evaluator=evaluator, n_actors=1, eval_interval=1, samples_per_insert=1000.0)
+    inline = EvaluationConfig(process=False)
+    failure(
+        env, recorder, evaluator=evaluator, n_actors=1, eval_interval=1, samples_per_insert=1000.0, evaluation=inline
+    )
     assert recorder.saved_at - noted(tmp_path, "failed")[0] < 1.0 + NOTICED_S
     assert evaluator.calls == 1
     assert set(recorder.models) == {"last"}, "an evaluation that was stopped makes no best model"
@@ -274,7 +278,8 @@ def test_a_learner_that_raises_ends_with_the_original_error_and_no_actor(
         raise ZeroDivisionError(f"in the {where}")
 
     env, recorder = fault_env(where="never"), MemoryRecorder()
-    options: dict[str, Any] = {"eval_interval": 5, "evaluator": DefaultEvaluator(env)}
+    inline = EvaluationConfig(process=False)
+    options: dict[str, Any] = {"eval_interval": 5, "evaluator": DefaultEvaluator(env), "evaluation": inline}
     if where == "agent":
         options["agent"] = FaultAgentConfig(fail_at=7)
     elif where == "evaluator":
@@ -350,6 +355,7 @@ def test_the_command_ends_with_code_1_and_the_traceback_when_the_learner_raises(
         tmp_path,
         "--evaluator.class=own_evaluator:OwnConfig",
         "--trainer.eval_interval=2",
+        "--trainer.evaluation.process=false",
         "--env.kwargs={where: no}",
     )
     assert done.returncode == 1

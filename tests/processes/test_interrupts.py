@@ -94,6 +94,7 @@ def in_the_build_for_an_evaluation(folder: Path) -> None:
 
 
 SLOW = pytest.mark.slow
+INLINE = "--trainer.evaluation.process=false"
 PLAY, BUILD = "--env.eval_kwargs={slow: play}", "--env.eval_kwargs={slow: evaluation}"
 STAGES = [
     pytest.param(signal.SIGINT, in_description, ("--env.kwargs={slow: describe}",)),
@@ -106,6 +107,8 @@ STAGES = [
     pytest.param(signal.SIGTERM, in_training, (), marks=SLOW),
     pytest.param(signal.SIGINT, in_evaluation, ("--trainer.eval_interval=50", PLAY), marks=SLOW),
     pytest.param(signal.SIGTERM, in_evaluation, ("--trainer.eval_interval=50", PLAY)),
+    pytest.param(signal.SIGINT, in_evaluation, ("--trainer.eval_interval=50", PLAY, INLINE), marks=SLOW),
+    pytest.param(signal.SIGTERM, in_evaluation, ("--trainer.eval_interval=50", PLAY, INLINE)),
     pytest.param(signal.SIGINT, in_the_build_for_an_evaluation, ("--trainer.eval_interval=50", BUILD), marks=SLOW),
     pytest.param(signal.SIGTERM, in_the_build_for_an_evaluation, ("--trainer.eval_interval=50", BUILD), marks=SLOW),
 ]
@@ -170,7 +173,8 @@ def test_a_terminal_is_as_it_was_after_ctrl_c_and_the_second_ends_even_a_thread_
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
     os.set_blocking(ours, False)
-    slow = ("--trainer.eval_interval=1_000", "--env.eval_kwargs={slow: C}") if presses == 2 else ()
+    inline = ("--trainer.evaluation.process=false", "--trainer.eval_interval=1_000", "--env.eval_kwargs={slow: C}")
+    slow = inline if presses == 2 else ()
     run = start(*slow, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=own_terminal)
     shown, pressed_at = b"", [0.0]
     deadline = time.monotonic() + 45

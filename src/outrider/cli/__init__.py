@@ -1,4 +1,4 @@
-"""The command ``outrider``: train, resume, eval, presets. A thin layer over what Python offers.
+"""The command ``outrider``: train, resume, eval, presets, doctor. A thin layer over what Python offers.
 
 An error is one line on stderr, ``outrider: error: <dotted key>: expected ..., got ...``. Exit codes: 0 done, 2 refused
 before anything started, 1 failed while running, 128 + signal when a signal ended it (130 for Ctrl-C).
@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from outrider.cli import evaluate, resume, train
+from outrider.cli import doctor, evaluate, resume, train
 from outrider.cli import presets as presets_verb
 from outrider.config import did_you_mean
 from outrider.errors import (
@@ -29,6 +29,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "resume": resume.main,
     "eval": evaluate.main,
     "presets": presets_verb.main,
+    "doctor": doctor.main,
 }
 
 HELP = """\
@@ -41,6 +42,7 @@ verbs:
   resume RUN_DIR [--dotted.key=value ...]         go on with a run from its newest checkpoint
   eval RUN_DIR [--episodes N] [--model NAME]      play with what a run has learned
   presets [NAME]                                  list the presets, or print one
+  doctor [PRESET_OR_YAML] [--dotted.key=value]    look at this machine, and try an environment
 
 options:
   --help       this text; also: outrider VERB --help

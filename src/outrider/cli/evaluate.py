@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     model = parsed.model or RunDir.open(run_dir, lock=False).default_model()
     import_from_here()
 
-    from outrider.wiring import evaluate_run  # imported here for torch: --help does not wait for it
+    from outrider.loaded_policy import evaluate_run  # imported here for torch: --help does not wait for it
 
     score, record = evaluate_run(run_dir, model, episodes, seed)
     print(f"Score of model {model} over {episodes} episodes: {score:g}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from outrider.cli.arguments import Parser, import_from_here, integer
+from outrider.cli.needs import show_needs
 from outrider.cli.train import show, split
 from outrider.config import require
 
@@ -41,5 +42,12 @@ def main(arguments: list[str]) -> int:
     from outrider.wiring import resume
 
     argv = ["outrider", "resume", *arguments]
-    resume(Path(parsed.run_dir), parse_overrides(options), checkpoint=checkpoint, argv=argv, report=show)
+    resume(
+        Path(parsed.run_dir),
+        parse_overrides(options),
+        checkpoint=checkpoint,
+        argv=argv,
+        report=show,
+        show_needs=show_needs,
+    )
     return 0

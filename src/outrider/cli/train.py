@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outrider.cli.arguments import Parser, import_from_here
+from outrider.cli.needs import show_needs
 
 if TYPE_CHECKING:
     from outrider.wiring import TrainResult
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
     from outrider.wiring import run
 
-    run(config, argv=["outrider", "train", *arguments], report=show)
+    run(config, argv=["outrider", "train", *arguments], report=show, show_needs=show_needs)
     return 0
 
 

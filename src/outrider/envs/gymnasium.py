@@ -120,6 +120,14 @@ class GymEnvConfig(Config):
         report(EnvSpec(self.name, observation_space, action_space, limit, threshold))
         env.close()
 
+    def single(self) -> gymnasium.Env[Any, Any] | None:
+        """One environment as Gymnasium makes it; None for what only makes vector environments."""
+        made = self._open(1)
+        if isinstance(made, VectorEnv):
+            made.close()
+            return None
+        return made[0]
+
     @property
     def name(self) -> str:
         """The id, or the import path of the class or callable."""

@@ -84,6 +84,9 @@ class Progress:
 
     def update(self, line: Line) -> None:
         """Take the values of a line or a record; those it lacks stay."""
+        earlier = float(line.get("time_s", math.inf)) < (self.number("time_s") or 0.0)
+        if earlier:  # an evaluation arrives late: it belongs to steps that are long past
+            line = {name: value for name, value in line.items() if name not in AXES}
         self.line = self.line | line
         if "time_s" in line:
             self.seen_at = time.monotonic()

@@ -22,7 +22,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from outrider.core import Agent
 from outrider.data import Record
-from outrider.durable import AppendFile, json_text
+from outrider.durable import AppendFile, json_text, replace_text
 from outrider.errors import RunDirError
 from outrider.recording.metrics import AXES, Aggregate, Line
 from outrider.run_dir import find_model, save_model
@@ -189,15 +189,16 @@ def rewind(path: Path, opt_steps: int, env_steps: int) -> tuple[int, float | Non
     if not file.exists():
         return 0, None
     _cut_torn_line(file)
-    kept, cut, scores = 0, 0, []
+    kept, cut, scores = [], 0, []
     for row in file.read_bytes().splitlines(keepends=True):
         line = json.loads(row)
         scores.append(line.get("eval/best_mean_reward"))
-        if cut or line["opt_steps"] > opt_steps or line["env_steps"] > env_steps:
+        if line["opt_steps"] > opt_steps or line["env_steps"] > env_steps:
             cut += 1
-        else:
-            kept += len(row)
-    os.truncate(file, kept)
+        else:  # also one after those that are cut: the score of an evaluation comes later than its moment
+            kept.append(row)
+    if cut:
+        replace_text(file, b"".join(kept).decode())
     if any(path.glob("events.out.tfevents.*")):
         events = AppendFile(_events_path(path))
         restart = SessionLog(status=SessionLog.START)

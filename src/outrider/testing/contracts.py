@@ -132,11 +132,14 @@ def check_agent_config(config: AgentConfig, spec: EnvSpec, n_states: int = 64) -
     other = config.for_actor(0, 2).build(spec, device="cpu", seed=1)
     other.load_state_dict(agent.state_dict())
     _check_same_model(other, agent, "load_state_dict")
-    with tempfile.TemporaryDirectory() as path:
-        agent.save_params(Path(path))
-        another = config.build(spec, device="cpu", seed=2)
-        another.load_params(Path(path))
-    _check_same_actions(another, agent, obs, "load_params")
+    double = config.build(spec, device="cpu", seed=3)  # as that in which a snapshot that was evaluated is saved
+    double.sync_model({**_copied(agent.model_info()[1]), ENV_STEPS: np.array(0, np.int64)})
+    for saved, call in ((agent, "load_params"), (double, "sync_model, save_params and load_params")):
+        with tempfile.TemporaryDirectory() as path:
+            saved.save_params(Path(path))
+            another = config.build(spec, device="cpu", seed=2)
+            another.load_params(Path(path))
+        _check_same_actions(another, agent, obs, call)
 
 
 def check_replay_buffer_config(config: ReplayBufferConfig, layout: Layout) -> None:
@@ -149,6 +152,8 @@ def check_replay_buffer_config(config: ReplayBufferConfig, layout: Layout) -> No
     assert buffer.accepts(layout), "it must accept the layout that it was built for"
     assert len(buffer) == 0, f"a new buffer must be empty, it has {len(buffer)} rows"
     rows = random_rows(layout, 64)
+    if layout.kind == "frames":
+        _make_stream(rows)
     rows["reward"] = (np.arange(64) + 2).astype(rows["reward"].dtype)
     buffer.push({name: column[:40] for name, column in rows.items()})
     buffer.push(_structured(rows, layout)[40:])
@@ -162,6 +167,7 @@ def check_replay_buffer_config(config: ReplayBufferConfig, layout: Layout) -> No
     if layout.kind == "transitions":
         for f in layout.fields:
             _check_array(batch[f.name], f, 16, "a batch")
+    if getattr(config, "n_steps", 1) == 1:  # else rewards are sums
         drawn = set(batch["reward"].tolist())
         assert drawn <= set(range(2, 66)), f"a batch must hold what was pushed, it holds rewards {sorted(drawn)}"
     buffer.update_priority(batch.ixs, np.ones(16, np.float32))
@@ -332,6 +338,13 @@ def _form(value: Any) -> tuple[Any, ...]:
     return np.shape(value), np.asarray(value).dtype
 
 
+def _make_stream(rows: dict[str, Array]) -> None:
+    """Entries of a single environment's episodes, 16 each."""
+    n = len(rows["t"])
+    rows["t"], rows["env"] = np.arange(n, dtype=np.int32) % 16, np.zeros(n, np.int32)
+    rows["terminated"], rows["truncated"] = rows["t"] == 15, np.zeros(n, np.bool_)
+
+
 def _structured(rows: dict[str, Array], layout: Layout) -> Array:
     block = np.zeros(n_rows(rows), layout.record_dtype())
     for name, column in rows.items():
@@ -381,7 +394,7 @@ def _check_row_store(buffer: RowStore, restored: ReplayBuffer) -> None:
     restored.load_rows(state, blocks)
     again = (restored.oldest, restored.inserted)
     assert again == (first, stop), f"load_rows must restore rows {first} to {stop}, they are {again}"
-    same = restored.copy_rows(first, stop).tobytes() == np.concatenate([rows for _, rows in blocks]).tobytes()
+    same = restored.copy_rows(first, stop).tobytes() == b"".join(rows.tobytes() for _, rows in blocks)
     assert same, "load_rows must restore the rows as they were"
 
 
