@@ -47,12 +47,7 @@ test-all: lint
 	$(BIN)/python -m pytest $(ARGS)
 
 bench: setup
-	for part in actor_loop channel replay start memory; do $(BIN)/python benchmarks/$$part.py || exit 1; done
-
-PEERS := whole_run fixed_work time_to_score replay learning
-
-bench-peers: setup
-	for part in $(PEERS); do $(BIN)/python benchmarks/peers/$$part.py $(ARGS) || exit 1; done
+	for part in actor_loop channel replay learner start memory scale; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 
 docs: setup
 	$(BIN)/python docs/make_configuration.py

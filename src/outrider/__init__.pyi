@@ -48,6 +48,7 @@ from .envs.gymnasium import GymEnvConfig as GymEnvConfig
 from .errors import ActorFailed as ActorFailed
 from .errors import ActorHung as ActorHung
 from .errors import BadData as BadData
+from .errors import BadUpdate as BadUpdate
 from .errors import ChannelClosed as ChannelClosed
 from .errors import ChannelError as ChannelError
 from .errors import CheckpointError as CheckpointError

@@ -226,7 +226,7 @@ class AsyncTrainer:
                     lambda: self._evaluation_steps + getattr(scorer, "steps", 0),
                 )
                 with watchdog:
-                    return self.learner.run(recorder, scorer)
+                    return self.learner.run(recorder, scorer, self._stopping)
         finally:
             self.stop.set()
 

@@ -39,7 +39,7 @@ and the evaluator, whose scores come back to the learner::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -321,6 +321,26 @@ class Agent(Policy, SyncModel, Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
+        ...
+
+
+@runtime_checkable
+class Preparable(Protocol):
+    """What an agent may offer besides, where something has to be ready before training, or runs beside it."""
+
+    def prepare(self, stopping: Callable[[], bool]) -> None:
+        """Called once, when the parameters are in place and no opt step was made.
+
+        Args:
+            stopping: To be asked several times a second while it takes long; then it returns as soon as it may.
+
+        Raises:
+            ConfigError: It cannot train as it is asked to.
+        """
+        ...
+
+    def close(self) -> None:
+        """No opt step will follow; also called where :meth:`prepare` failed."""
         ...
 
 

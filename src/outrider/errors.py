@@ -14,6 +14,7 @@
     ├── RunDirError            a run directory that is not empty, in use, or not one
     ├── CheckpointError        state that cannot be stored, or a checkpoint that is damaged
     ├── BadData                NaN or infinity in an observation, action or reward
+    ├── BadUpdate              NaN or infinity in a loss or gradient
     ├── ActorFailed            an actor ended; carries its traceback, exit code or signal
     │   └── ActorHung          an actor showed no sign of life and was killed; says what it was doing
     ├── EvaluatorFailed        the evaluator's process ended or hung, and nothing else can end the run
@@ -128,6 +129,28 @@ class BadData(OutriderError):
         return (
             f"actor {self.actor_id}, before env step {self.env_steps}: "
             f"expected finite values in {self.column!r}, got {self.value}"
+        )
+
+
+class BadUpdate(OutriderError):
+    """Updates whose loss or gradient was not finite; each was left out, so the parameters are those before it.
+
+    Args:
+        agent: Class of the agent.
+        opt_step: The opt step in which it was found, at most a record of the agent after it happened.
+        skipped: Updates left out since the record before, one for each optimiser.
+    """
+
+    def __init__(self, agent: str, opt_step: int, skipped: int) -> None:
+        super().__init__(agent, opt_step, skipped)
+        self.agent = agent
+        self.opt_step = opt_step
+        self.skipped = skipped
+
+    def __str__(self) -> str:
+        return (
+            f"{self.agent}, opt step {self.opt_step}: expected finite losses and gradients; "
+            f"updates left out since the last record, as theirs were not: {self.skipped} (agent.bad_updates)"
         )
 
 

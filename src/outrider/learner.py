@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from enum import Enum
 from typing import Protocol, cast
 
 from outrider.balance import Balance
 from outrider.checkpoint import Checkpoints, announce
 from outrider.checkpoint_files import Checkpoint, Moment
-from outrider.core import Agent, Measured, Recorder, ReplayBuffer, ReplayBufferConfig
+from outrider.core import Agent, Measured, Preparable, Recorder, ReplayBuffer, ReplayBufferConfig
 from outrider.data import Layout, Record
 from outrider.errors import LayoutMismatch
 from outrider.model_sync import ModelSender
@@ -112,8 +112,18 @@ class Learner:
         """Opt steps so far."""
         return self.counters.opt_steps
 
-    def run(self, recorder: Recorder, scorer: Scorer) -> AsyncTrainStat:
-        """Train until a stop condition holds. Flushes, saves and publishes also when it is left by an exception."""
+    def run(self, recorder: Recorder, scorer: Scorer, stopping: Callable[[], bool] = lambda: False) -> AsyncTrainStat:
+        """Train until a stop condition holds. Flushes, saves and publishes also when it is left by an exception.
+
+        Args:
+            recorder: Takes metrics and models.
+            scorer: Scores the agent.
+            stopping: Whether the run is to end; asked while the agent prepares itself, as by a compilation.
+        """
+        with _prepared(self.agent, stopping):
+            return self._run(recorder, scorer)
+
+    def _run(self, recorder: Recorder, scorer: Scorer) -> AsyncTrainStat:
         self.recorder, self.scorer = recorder, scorer
         self.meter = Meter(self.counters, self.buffer.inserted, self._seconds_before)
         if self.checkpoints is not None:
@@ -348,6 +358,18 @@ class Learner:
             best_score=self.best_score,
             stopped_by=self.stopped_by,
         )
+
+
+@contextmanager
+def _prepared(agent: Agent, stopping: Callable[[], bool]) -> Iterator[None]:
+    if not isinstance(agent, Preparable):
+        yield
+        return
+    try:
+        agent.prepare(stopping)
+        yield
+    finally:
+        agent.close()
 
 
 def build_buffer(config: ReplayBufferConfig, layout: Layout) -> ReplayBuffer:

@@ -298,5 +298,8 @@ class ReplayBufferProxy:
         column = self._columns[self._slot].get("model_version")
         if column is None or not self._row:
             return self.model_version, self.model_version
-        used = column[: self._row].tolist()  # for few rows quicker than to reduce the array twice
-        return min(used), max(used)
+        used = column[: self._row]
+        version = used.item(0)
+        if b"\0" not in (used == version).tobytes():  # mostly: a third of the time of two reductions
+            return version, version
+        return int(used.min()), int(used.max())

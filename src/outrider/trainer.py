@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.actor import ActorStat, ActorState
@@ -246,6 +246,7 @@ class Trainer:
         require_same_discount(step_proc_config, agent_config)
         spec = env_config_train.spec()
         spec.require_same_spaces(env_config_eval.spec())
+        agent_config = _without_chance(agent_config)
         agent = agent_config.build(spec, device=getattr(agent_config, "device", "cpu"), seed=derive(seed, Role.LEARNER))
         layout = step_proc_config.layout(spec)
         buffer = build_buffer(replay_buffer_config, layout)
@@ -280,11 +281,21 @@ class Trainer:
         """Train until a stop condition holds. Arguments as :meth:`outrider.async_trainer.AsyncTrainer.train`."""
         self.learner.checkpoints = checkpoints
         try:
-            with attended(evaluator, lambda: self._stop_reason is not None, guard_init_env):
-                return self.learner.run(recorder, InlineScorer(evaluator, self.agent))
+            with attended(evaluator, self._stopping, guard_init_env):
+                return self.learner.run(recorder, InlineScorer(evaluator, self.agent), self._stopping)
         finally:
             self._source.close()
+
+    def _stopping(self) -> bool:
+        return self._stop_reason is not None
 
     def actor_stats(self) -> list[ActorStat]:
         """What each actor that takes turns has done."""
         return self._source.actor_stats(self.learner.meter.seconds())
+
+
+def _without_chance(agent_config: AgentConfig) -> AgentConfig:
+    """The config without what depends on time: which driver makes the updates."""
+    if getattr(agent_config, "compile", None) != "auto":
+        return agent_config
+    return replace(agent_config, compile="off")  # type: ignore[type-var]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.agents.acting import ActingPolicy
+from outrider.agents.drivers import CompileMode
 from outrider.agents.exploration import EpsilonGreedyConfig, ExplorerConfig, epsilon_greedy
 from outrider.agents.flat import FlatAdam, FlatParameters
 from outrider.agents.networks import (
@@ -24,10 +26,20 @@ from outrider.agents.networks import (
     initial_values,
     q_network,
 )
-from outrider.agents.updating import Batches, Transitions, UpdatingAgent, usable_device
+from outrider.agents.tracing import Network, Optimizer
+from outrider.agents.updating import (
+    SKIPPED,
+    BadUpdatePolicy,
+    Batches,
+    Results,
+    Row,
+    Transitions,
+    UpdatingAgent,
+    usable_device,
+)
 from outrider.config import Config, require
 from outrider.core import EnvSpec
-from outrider.data import Array, Batch, Obs, UpdateResult
+from outrider.data import Array, Batch, Obs, Record
 from outrider.errors import UnsupportedSpace
 
 
@@ -52,8 +64,13 @@ class DqnConfig(Config):
         target_update_interval: Updates between two updates of the target network.
         tau: Share of the way the target network then moves; 1 copies.
         updates_per_opt: Updates in one opt step.
+        bad_updates: What to do when a loss or gradient is NaN or infinite. Such an update is left out and counted in
+            any case; ``raise`` ends the run at the next record of the agent, ``skip`` says so once and goes on.
         explorer: How actors explore.
         eval_epsilon: Probability of a random action in evaluation.
+        compile: Whether the whole update is compiled, which needs a C++ compiler once. ``on``: before the first opt
+            step, or the run ends; ``auto``: beside training, in a process of low priority, and kept if it is faster.
+            Only on the CPU. In the synchronous trainer ``auto`` is ``off``, since it depends on time.
         device: Where the learner computes: ``cpu``, ``cuda``, ``cuda:1``, ...; actors always act on the CPU.
     """
 
@@ -71,8 +88,10 @@ class DqnConfig(Config):
     target_update_interval: int = 250
     tau: float = 1.0
     updates_per_opt: int = 1
+    bad_updates: BadUpdatePolicy = "raise"
     explorer: ExplorerConfig = field(default_factory=EpsilonGreedyConfig)
     eval_epsilon: float = 0.0
+    compile: CompileMode = "off"
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -212,36 +231,43 @@ class Dqn(UpdatingAgent):
             batch_size=config.batch_size,
             updates_per_opt=config.updates_per_opt,
             seed=seed,
+            bad_updates=config.bad_updates,
+            compile=config.compile,
+            row=Row(config.encoder(env_spec), np.zeros((), np.int64)),
+            twin=partial(type(self), config, env_spec, device="cpu", seed=0),
         )
-        self._tensors = Batches(config.encoder(env_spec), _as_index, config.gamma, self._device)
+        self._batches = Batches(config.encoder(env_spec), _as_index, config.gamma, self._device)
 
-    def update(self, batch: Batch, *, with_record: bool = False) -> UpdateResult:
-        """One gradient update on this batch, and the target network's when it is due."""
+    def step(
+        self,
+        net: Mapping[str, Network],
+        adam: Mapping[str, Optimizer],
+        data: Transitions,
+        noise: tuple[Tensor, ...],
+    ) -> Results:
+        """One gradient update of the online network."""
         config = self.config
-        out = dqn_loss(
-            self._online.module,
-            self._target.module,
-            self._tensors(batch),
-            double=config.double,
-            huber=config.loss == "huber",
-        )
-        grad_norm = self._adam.step(out.loss)
-        self.updates += 1
-        if self.updates % config.target_update_interval == 0:
-            self._target.approach(self._online, config.tau)
-        if not with_record:
-            return UpdateResult(out.td_errors)
-        return UpdateResult(
-            out.td_errors,
-            {
-                "train/loss": float(out.loss.detach()),
-                "train/q_mean": float(out.q.mean()),
-                "train/grad_norm": float(grad_norm),
-                "train/learning_rate": config.lr,
-                "train/n_updates": self.updates,
-                "train/skipped_updates": int(self._adam.skipped),
-            },
-        )
+        out = dqn_loss(net["online"], net["target"], data, double=config.double, huber=config.loss == "huber")
+        grad_norm = adam["adam"].step(out.loss)
+        return Results(out.td_errors, {"loss": out.loss.detach(), "q": out.q, "grad_norm": grad_norm})
+
+    def _updated(self) -> None:
+        if self.updates % self.config.target_update_interval == 0:
+            self._target.approach(self._online, self.config.tau)
+
+    def _tensors(self, batch: Batch) -> Transitions:
+        return self._batches(batch)
+
+    def _record(self, results: Results) -> Record:
+        metrics = results.metrics
+        return {
+            "train/loss": float(metrics["loss"]),
+            "train/q_mean": float(metrics["q"].mean()),
+            "train/grad_norm": float(metrics["grad_norm"]),
+            "train/learning_rate": self.config.lr,
+            "train/n_updates": self.updates,
+            SKIPPED: int(self._adam.skipped),
+        }
 
     def _replaced(self) -> None:
         super()._replaced()

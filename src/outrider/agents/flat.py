@@ -13,6 +13,9 @@ from outrider.data import ModelInfo
 PARAMS = "params"
 """Name in a :data:`~outrider.data.ModelInfo`: the vector of trainable parameters, float32 ``[N]``."""
 
+BETA1, BETA2 = 0.9, 0.999
+"""Decay of Adam's means of the gradient and of its square."""
+
 
 class FlatParameters:
     """The trainable parameters of a module as views of :attr:`vector`, in the order of ``named_parameters``.
@@ -45,6 +48,15 @@ class FlatParameters:
         self.vector = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         self.grad = torch.zeros_like(self.vector)
         self.rebase(self.vector)
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """What the module gives."""
+        out: Tensor = self.module(*inputs)
+        return out
+
+    def tensors(self) -> list[Tensor]:
+        """Everything an update may change: the vector, and what is not in it."""
+        return [self.vector, *self.rest.values()]
 
     def rebase(self, vector: Tensor) -> None:
         """Make the parameters views of this vector, whose values they take."""
@@ -122,14 +134,15 @@ class FlatAdam:
         max_grad_norm: Largest norm of the gradient, None for any.
 
     Attributes:
+        lr: Learning rate, a scalar on the device; it may be filled with another value at any time.
         skipped: Updates left out so far, a scalar on the device.
     """
 
     def __init__(self, params: FlatParameters, lr: float, *, eps: float, max_grad_norm: float | None = None) -> None:
         self.params = params
-        self.lr = lr
-        self._eps = eps
-        self._max_grad_norm = max_grad_norm
+        self.lr = params.vector.new_tensor(lr)
+        self.eps = eps
+        self.max_grad_norm = max_grad_norm
         self._mean = torch.zeros_like(params.vector)
         self._square = torch.zeros_like(params.vector)
         self._step = params.vector.new_zeros(())
@@ -140,12 +153,16 @@ class FlatAdam:
     @torch.no_grad()
     def _prepare(self, loss: Tensor) -> Tensor:
         norm: Tensor = torch.linalg.vector_norm(self.params.grad)
-        if self._max_grad_norm is not None:
+        if self.max_grad_norm is not None:
             # the kernel divides by it; clip_grad_norm_ multiplies by min(1, max / (norm + 1e-6))
-            torch.clamp((norm + 1e-6) / self._max_grad_norm, min=1.0, out=self._scale)
+            torch.clamp((norm + 1e-6) / self.max_grad_norm, min=1.0, out=self._scale)
         torch.ne((loss.detach() + norm) * 0.0, 0.0, out=self._bad)  # inf * 0 and nan * 0 are nan, which differs from 0
         self.skipped += self._bad
         return norm
+
+    def tensors(self) -> list[Tensor]:
+        """Everything an update may change, and the learning rate."""
+        return [self._mean, self._square, self._step, self.skipped, self.lr]
 
     def step(self, loss: Tensor) -> Tensor:
         """One update by the gradient of this scalar loss.
@@ -166,11 +183,11 @@ class FlatAdam:
             grad_scale=self._scale,
             found_inf=self._bad,
             amsgrad=False,
-            beta1=0.9,
-            beta2=0.999,
+            beta1=BETA1,
+            beta2=BETA2,
             lr=self.lr,
             weight_decay=0.0,
-            eps=self._eps,
+            eps=self.eps,
             maximize=False,
         )
         return norm

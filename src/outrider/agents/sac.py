@@ -6,8 +6,9 @@ Haarnoja et al. 2018b: Soft Actor-Critic Algorithms and Applications, arXiv 1812
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,12 +18,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.agents.acting import ActingPolicy
+from outrider.agents.drivers import CompileMode
 from outrider.agents.flat import FlatAdam, FlatParameters
 from outrider.agents.networks import Activation, TwinQ, VectorEncoder, initial_values, mlp
-from outrider.agents.updating import Batches, Transitions, UpdatingAgent, usable_device
+from outrider.agents.tracing import Network, Optimizer
+from outrider.agents.updating import (
+    SKIPPED,
+    BadUpdatePolicy,
+    Batches,
+    Results,
+    Row,
+    Transitions,
+    UpdatingAgent,
+    usable_device,
+)
 from outrider.config import Config, require
 from outrider.core import EnvSpec
-from outrider.data import Array, Batch, Obs, UpdateResult
+from outrider.data import Array, Batch, Obs, Record
 from outrider.errors import UnsupportedSpace
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
@@ -51,6 +63,11 @@ class SacConfig(Config):
         max_grad_norm: Gradients of actor and critics are scaled down to this norm; None: never.
         random_steps: Actions are uniform until the run has made this many env steps.
         updates_per_opt: Updates in one opt step.
+        bad_updates: What to do when a loss or gradient is NaN or infinite. Such an update is left out and counted in
+            any case; ``raise`` ends the run at the next record of the agent, ``skip`` says so once and goes on.
+        compile: Whether the whole update is compiled, which needs a C++ compiler once. ``on``: before the first opt
+            step, or the run ends; ``auto``: beside training, in a process of low priority, and kept if it is faster.
+            Only on the CPU. In the synchronous trainer ``auto`` is ``off``, since it depends on time.
         device: Where the learner computes: ``cpu``, ``cuda``, ``cuda:1``, ...; actors always act on the CPU.
     """
 
@@ -69,6 +86,8 @@ class SacConfig(Config):
     max_grad_norm: float | None = None
     random_steps: int = 1_000
     updates_per_opt: int = 1
+    bad_updates: BadUpdatePolicy = "raise"
+    compile: CompileMode = "off"
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -247,13 +266,14 @@ class Temperature(nn.Module):
         super().__init__()
         self.log_alpha = nn.Parameter(torch.tensor([math.log(alpha)]))
 
-    def alpha(self) -> Tensor:
-        """Its present value, a detached scalar."""
-        return self.log_alpha.detach().exp()[0]
+    def forward(self) -> Tensor:
+        """Its logarithm ``[1]``."""
+        return self.log_alpha
 
-    def loss(self, log_prob: Tensor, target_entropy: float) -> Tensor:
-        """-log(alpha) * (log pi + target), mean (Haarnoja et al. 2018b, eq. 18, with log(alpha) for alpha)."""
-        return -(self.log_alpha * (log_prob + target_entropy)).mean()
+
+def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
+    """-log(alpha) * (log pi + target), mean (Haarnoja et al. 2018b, eq. 18, with log(alpha) for alpha)."""
+    return -(log_alpha * (log_prob + target_entropy)).mean()
 
 
 class Sac(UpdatingAgent):
@@ -277,57 +297,80 @@ class Sac(UpdatingAgent):
         eps, limit = config.adam_eps, config.max_grad_norm
         self._actor_adam = FlatAdam(self._actor, config.actor_lr, eps=eps, max_grad_norm=limit)
         self._critic_adam = FlatAdam(self._critic, config.critic_lr, eps=eps, max_grad_norm=limit)
-        self._temperature = Temperature(config.initial_alpha)
-        self._log_alpha = FlatParameters(self._temperature, device)
+        self._automatic = config.alpha == "auto"
+        self._alpha = config.initial_alpha if config.alpha == "auto" else config.alpha
+        self._log_alpha = FlatParameters(Temperature(config.initial_alpha), device)
         self._alpha_adam = FlatAdam(self._log_alpha, config.alpha_lr, eps=eps)
         self._target_entropy = float(-act_dim) if config.target_entropy is None else config.target_entropy
+        self._act_dim = act_dim
         super().__init__(
             self._actor,
             SacPolicy(config, env_spec, seed=seed),
             batch_size=config.batch_size,
             updates_per_opt=config.updates_per_opt,
             seed=seed,
+            bad_updates=config.bad_updates,
+            compile=config.compile,
+            row=Row(inputs, np.zeros(act_dim, np.float32)),
+            twin=partial(type(self), config, env_spec, device="cpu", seed=0),
         )
-        self._fixed_alpha = None if config.alpha == "auto" else torch.tensor(float(config.alpha), device=self._device)
-        self._act_dim = act_dim
-        self._tensors = Batches(inputs, scale.to_unit, config.gamma, self._device)
+        self._batches = Batches(inputs, scale.to_unit, config.gamma, self._device)
 
-    def update(self, batch: Batch, *, with_record: bool = False) -> UpdateResult:
-        """One update of critics, actor, temperature and targets on this batch."""
-        data = self._tensors(batch)
-        noise = torch.randn(2, len(batch), self._act_dim, generator=self._noise, device=self._device)
-        actor, critic = self._actor.module, self._critic.module
-        alpha = self._temperature.alpha() if self._fixed_alpha is None else self._fixed_alpha
-        values = critic_loss(actor, critic, self._target.module, alpha, data, noise[0])
-        grad_norm = self._critic_adam.step(values.loss)
-        acted = actor_loss(actor, critic, alpha, data, noise[1])
-        self._actor_adam.step(acted.loss)
-        alpha_loss = None
-        if self._fixed_alpha is None:
-            alpha_loss = self._temperature.loss(acted.log_prob, self._target_entropy)
-            self._alpha_adam.step(alpha_loss)
+    def step(
+        self,
+        net: Mapping[str, Network],
+        adam: Mapping[str, Optimizer],
+        data: Transitions,
+        noise: tuple[Tensor, ...],
+    ) -> Results:
+        """One gradient update of critics, actor and temperature, each with the parameters that those before it left."""
+        log_alpha = net["log_alpha"]
+        alpha = log_alpha().detach().exp()[0] if self._automatic else data.reward.new_full((), self._alpha)
+        values = critic_loss(net["actor"], net["critic"], net["target"], alpha, data, noise[0][0])
+        grad_norm = adam["critic_adam"].step(values.loss)
+        acted = actor_loss(net["actor"], net["critic"], alpha, data, noise[0][1])
+        adam["actor_adam"].step(acted.loss)
+        metrics = {
+            "critic_loss": values.loss.detach(),
+            "actor_loss": acted.loss.detach(),
+            "alpha": alpha,
+            "log_prob": acted.log_prob,
+            "q": values.q,
+            "grad_norm": grad_norm,
+        }
+        if self._automatic:
+            alpha_loss = temperature_loss(log_alpha(), acted.log_prob, self._target_entropy)
+            adam["alpha_adam"].step(alpha_loss)
+            metrics["alpha_loss"] = alpha_loss.detach()
+        return Results(values.td_errors, metrics)
+
+    def _noise_shapes(self, rows: int) -> tuple[tuple[int, ...], ...]:
+        return ((2, rows, self._act_dim),)
+
+    def _updated(self) -> None:
         self._target.approach(self._critic, self.config.tau)
-        self.updates += 1
-        if not with_record:
-            return UpdateResult(values.td_errors)
+
+    def _tensors(self, batch: Batch) -> Transitions:
+        return self._batches(batch)
+
+    def _record(self, results: Results) -> Record:
+        metrics = results.metrics
+        critic_loss = float(metrics["critic_loss"])
         skipped = self._critic_adam.skipped + self._actor_adam.skipped + self._alpha_adam.skipped
-        automatic = {} if alpha_loss is None else {"train/ent_coef_loss": float(alpha_loss.detach())}
-        return UpdateResult(
-            values.td_errors,
-            {
-                **automatic,
-                "train/loss": float(values.loss.detach()),
-                "train/critic_loss": float(values.loss.detach()),
-                "train/actor_loss": float(acted.loss.detach()),
-                "train/ent_coef": float(alpha),
-                "train/entropy": -float(acted.log_prob.mean()),
-                "train/q_mean": float(values.q.mean()),
-                "train/grad_norm": float(grad_norm),
-                "train/learning_rate": self.config.critic_lr,
-                "train/n_updates": self.updates,
-                "train/skipped_updates": int(skipped),
-            },
-        )
+        automatic = {"train/ent_coef_loss": float(metrics["alpha_loss"])} if self._automatic else {}
+        return {
+            **automatic,
+            "train/loss": critic_loss,
+            "train/critic_loss": critic_loss,
+            "train/actor_loss": float(metrics["actor_loss"]),
+            "train/ent_coef": float(metrics["alpha"]),
+            "train/entropy": -float(metrics["log_prob"].mean()),
+            "train/q_mean": float(metrics["q"].mean()),
+            "train/grad_norm": float(metrics["grad_norm"]),
+            "train/learning_rate": self.config.critic_lr,
+            "train/n_updates": self.updates,
+            SKIPPED: int(skipped),
+        }
 
     def _parts(self) -> dict[str, FlatParameters | FlatAdam]:
         return {

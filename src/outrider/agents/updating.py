@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.agents.acting import ActingPolicy, load_module, save_module
+from outrider.agents.compilation import Traceable
+from outrider.agents.drivers import CompileMode, Drivers, Outputs
 from outrider.agents.flat import FlatAdam, FlatParameters
 from outrider.agents.networks import Encoder
+from outrider.agents.tracing import Network, Optimizer
 from outrider.core import ReplayBuffer
 from outrider.data import ENV_STEPS, Array, Batch, ModelInfo, Obs, Record, UpdateResult
-from outrider.errors import ConfigError
+from outrider.errors import BadUpdate, ConfigError
+
+log = logging.getLogger(__name__)
+
+BadUpdatePolicy: TypeAlias = Literal["raise", "skip"]
+"""What to do about updates whose loss or gradient is not finite, which are left out and counted in any case: end the
+run at the next record of the agent, or say so once and go on."""
+
+SKIPPED = "train/skipped_updates"
+"""Metric of the built-in agents: updates left out so far because their loss or gradient was not finite."""
 
 
 def usable_device(name: str) -> str:
@@ -52,6 +66,18 @@ class Transitions(NamedTuple):
     weights: Tensor | None
 
 
+class Results(NamedTuple):
+    """What an update gives, all on the device and without gradients.
+
+    Attributes:
+        td_errors: ``[B]``.
+        metrics: By name, whatever :meth:`UpdatingAgent._record` makes metrics of.
+    """
+
+    td_errors: Tensor
+    metrics: dict[str, Tensor]
+
+
 class Batches:
     """Turns batches into :class:`Transitions`. Casts are done in numpy, where they cost 1 µs; images go as they are.
 
@@ -69,6 +95,7 @@ class Batches:
         self._encode_act = encode_act
         self._gamma = np.float32(gamma)
         self._device = device
+        self._on_cpu = device.type == "cpu"
 
     def __call__(self, batch: Batch) -> Transitions:
         """The batch as tensors, which may alias it."""
@@ -85,7 +112,20 @@ class Batches:
         )
 
     def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        tensor = torch.from_numpy(array)
+        return tensor if self._on_cpu else tensor.to(self._device)
+
+
+class Row(NamedTuple):
+    """Kind of the encoded observations and actions in a batch.
+
+    Attributes:
+        obs: Their encoder.
+        act: An array of the shape and dtype of one encoded action.
+    """
+
+    obs: Encoder
+    act: Array
 
 
 class UpdatingAgent(ABC):
@@ -100,6 +140,10 @@ class UpdatingAgent(ABC):
         batch_size: Rows of a batch.
         updates_per_opt: Updates of an opt step.
         seed: Of the noise drawn for updates.
+        bad_updates: What to do about updates that are not finite.
+        compile: Whether the update is compiled.
+        row: What a batch is made of.
+        twin: Builds an equal agent on the CPU, for tracing; pickled by cloudpickle.
 
     Attributes:
         opt_steps: Calls of :meth:`opt` and :meth:`opt_with_record` so far.
@@ -107,7 +151,17 @@ class UpdatingAgent(ABC):
     """
 
     def __init__(
-        self, acting: FlatParameters, policy: ActingPolicy, *, batch_size: int, updates_per_opt: int, seed: int
+        self,
+        acting: FlatParameters,
+        policy: ActingPolicy,
+        *,
+        batch_size: int,
+        updates_per_opt: int,
+        seed: int,
+        bad_updates: BadUpdatePolicy,
+        compile: CompileMode,
+        row: Row,
+        twin: Callable[[], UpdatingAgent],
     ) -> None:
         self.opt_steps = 0
         self.updates = 0
@@ -115,19 +169,117 @@ class UpdatingAgent(ABC):
         self._acting = acting
         self._batch_size = batch_size
         self._updates_per_opt = updates_per_opt
+        self._bad_updates = bad_updates
+        self._skipped = 0  # updates left out, up to the last record
         self._device = acting.vector.device
         self._noise = torch.Generator(self._device).manual_seed(seed)
         self._snapshot: ModelInfo = acting.model_info()
         self._snapshot_updates = 0
         self.policy.sync_model(self._snapshot)
+        parts = self._parts()
+        self._row = row
+        self._compile = compile
+        self._metrics: tuple[str, ...] = ()
+        self._drivers = Drivers(
+            compile,
+            parts,
+            self._whole,
+            partial(_traceable, twin),
+            self._example(),
+            self._device,
+        )
 
     @abstractmethod
-    def update(self, batch: Batch, *, with_record: bool = False) -> UpdateResult:
-        """One gradient update on this batch; only with a record does it wait for the device."""
+    def step(
+        self,
+        net: Mapping[str, Network],
+        adam: Mapping[str, Optimizer],
+        data: Transitions,
+        noise: tuple[Tensor, ...],
+    ) -> Results:
+        """One gradient update, without target networks: a function of its arguments and of the config alone.
+
+        It is run as it stands, or traced once with stand-ins and compiled (:mod:`outrider.agents.tracing`). So it may
+        not look at values, nor draw random numbers.
+
+        Args:
+            net: The networks, by the names of :meth:`_parts`.
+            adam: The optimisers, by the names of :meth:`_parts`.
+            data: The batch.
+            noise: Standard normal numbers, of the shapes that :meth:`_noise_shapes` says.
+        """
 
     @abstractmethod
     def _parts(self) -> dict[str, FlatParameters | FlatAdam]:
-        """Everything trained, by its name in the state."""
+        """Everything trained, by its name in the state; each optimiser behind its network."""
+
+    @abstractmethod
+    def _tensors(self, batch: Batch) -> Transitions:
+        """The batch on the device."""
+
+    @abstractmethod
+    def _record(self, results: Results) -> Record:
+        """Metrics of an update."""
+
+    def _noise_shapes(self, rows: int) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the standard normal numbers of an update on a batch of so many rows. Default: none."""
+        return ()
+
+    @abstractmethod
+    def _updated(self) -> None:
+        """An update was made: the place for target networks."""
+
+    def update(self, batch: Batch, *, with_record: bool = False) -> UpdateResult:
+        """One gradient update on this batch; only with a record does it wait for the device."""
+        noise = [
+            torch.randn(shape, generator=self._noise, device=self._device) for shape in self._noise_shapes(len(batch))
+        ]
+        td_errors, *metrics = self._drivers((*self._tensors(batch), *noise))
+        self.updates += 1
+        self._updated()
+        if not with_record:
+            return UpdateResult(td_errors)
+        record = self._record(Results(td_errors, dict(zip(self._metrics, metrics, strict=True))))
+        if self._compile != "off":
+            choice = self._drivers.choice
+            record["train/compiled"] = int(choice.compiled)
+            if choice.ratio is not None:
+                record["train/compiled_time_ratio"] = choice.ratio
+        return UpdateResult(td_errors, record)
+
+    def _whole(self, net: Mapping[str, Network], adam: Mapping[str, Optimizer], inputs: tuple[Any, ...]) -> Outputs:
+        """One update from tensors to tensors."""
+        n = len(Transitions._fields)
+        results = self.step(net, adam, Transitions(*inputs[:n]), inputs[n:])
+        self._metrics = tuple(results.metrics)
+        return results.td_errors, *results.metrics.values()
+
+    def _example(self) -> tuple[Tensor, ...]:
+        """A batch with noise of the shapes and dtypes of every batch, with weights of 1."""
+        n, (inputs, act) = self._batch_size, self._row
+        obs = torch.from_numpy(np.zeros((n, *inputs.shape), inputs.dtype))
+        ones = torch.ones(n)
+        data = (obs, torch.from_numpy(np.zeros((n, *act.shape), act.dtype)), ones, obs + 1, ones / 2, ones)
+        return *data, *(torch.ones(shape) for shape in self._noise_shapes(n))
+
+    def traceable(self) -> Traceable:
+        """What is compiled of this agent."""
+        return Traceable(self._parts(), self._whole, self._example())
+
+    def prepare(self, stopping: Callable[[], bool]) -> None:
+        """Begin to compile the update, if that is wanted; wait for it where it has to be there.
+
+        Args:
+            stopping: Asked again and again; it is given up as soon as this says so.
+
+        Raises:
+            ConfigError: It has to be compiled, and cannot be.
+        """
+        self._drivers.prepare(stopping)
+
+    def close(self) -> None:
+        """End whatever runs beside training."""
+        self._drivers.close()
 
     def _replaced(self) -> None:
         """The parameters of the acting network were replaced from outside."""
@@ -140,10 +292,15 @@ class UpdatingAgent(ABC):
         self.opt_steps += 1
 
     def opt_with_record(self, buffer: ReplayBuffer) -> Record:
-        """One opt step with the metrics of its last update."""
+        """One opt step with the metrics of its last update.
+
+        Raises:
+            BadUpdate: Updates were left out since the last record, and the policy is ``raise``.
+        """
         for _ in range(self._updates_per_opt - 1):
             self._draw_and_update(buffer, with_record=False)
         record = self._draw_and_update(buffer, with_record=True)
+        self._judge(int(record.get(SKIPPED, self._skipped)))
         self.opt_steps += 1
         return record
 
@@ -152,6 +309,17 @@ class UpdatingAgent(ABC):
         result = self.update(batch, with_record=with_record)
         buffer.update_priority(batch.ixs, result.td_errors)
         return result.record
+
+    def _judge(self, skipped: int) -> None:
+        """Raise, or say once, that updates were left out."""
+        new, before, self._skipped = skipped - self._skipped, self._skipped, skipped
+        if new <= 0:
+            return
+        found = BadUpdate(type(self).__name__, self.opt_steps + 1, new)
+        if self._bad_updates == "raise":
+            raise found
+        if not before:
+            log.warning("%s", found)
 
     def sample(self, obs: Obs) -> Array:
         """Act with the present parameters."""
@@ -197,6 +365,7 @@ class UpdatingAgent(ABC):
         return {
             "opt_steps": self.opt_steps,
             "updates": self.updates,
+            "skipped": self._skipped,
             "noise": self._noise.get_state(),
             "policy": self.policy.state_dict(),
             **{name: part.state_dict() for name, part in self._parts().items()},
@@ -208,6 +377,11 @@ class UpdatingAgent(ABC):
             part.load_state_dict(state[name])
         self.opt_steps = state["opt_steps"]
         self.updates = state["updates"]
+        self._skipped = state["skipped"]
         self._noise.set_state(state["noise"].cpu())
         self._take_snapshot()
         self.policy.load_state_dict(state["policy"])
+
+
+def _traceable(twin: Callable[[], UpdatingAgent]) -> Traceable:
+    return twin().traceable()
