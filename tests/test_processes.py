@@ -172,6 +172,21 @@ def test_ctrl_c_while_the_server_starts_ends_neither_the_server_nor_its_processe
     assert run_python(str(script)).split() == ["alive", "True"]
 
 
+def test_the_server_outlives_a_sigterm_to_the_group_and_tells_how_its_processes_ended_which_the_signal_ends(
+    tmp_path: Path,
+):
+    script = tmp_path / "terminated.py"
+    script.write_text(
+        "import multiprocessing, os, signal, time\nfrom multiprocessing import forkserver\n"
+        "from outrider.processes import ensure_server, start_process\n"
+        "def child(conn):\n    conn.send(os.getpid())\n    time.sleep(30)\n"
+        "receiver, sender = multiprocessing.Pipe(False)\nprocess = start_process(child, (sender,))\nreceiver.recv()\n"
+        "os.kill(forkserver._forkserver._forkserver_pid, signal.SIGTERM)\n"
+        "process.terminate()\nprocess.join()\nprint(process.exitcode)\n"
+    )
+    assert run_python(str(script)).split() == ["-15"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ties the processes together on Linux only")
 @pytest.mark.parametrize("stuck", ["while True: pass", "os.kill(os.getpid(), signal.SIGSTOP)"])
 def test_killing_the_parent_kills_its_processes_even_stopped_ones(stuck: str, tmp_path: Path):

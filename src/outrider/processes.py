@@ -109,8 +109,9 @@ def _ensure_server() -> None:
 
     resource_tracker.ensure_running()  # a part of what follows that would end with the signal unblocked
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
-    # Its processes begin with this mask: no Ctrl-C hits one before it has said that it ignores them.
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # Its processes begin with this mask: no Ctrl-C hits one before it has said that it ignores them. The server itself
+    # keeps it: who ends a whole process group must not end it before it has told how its processes ended.
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         with _environment(ONE_THREAD):
             forkserver.ensure_running()
@@ -163,7 +164,7 @@ def _run(call: tuple[Callable[..., object], tuple[Any, ...]]) -> None:
     setproctitle(multiprocessing.current_process().name)
     # Ctrl-C reaches the whole foreground group; whoever started this process decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     os.environ.update(ONE_THREAD)  # for libraries that are loaded only now, under a server started by somebody else
     _die_with_parent()
     target, args = call
