@@ -9,6 +9,7 @@ import select
 import struct
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -194,8 +195,17 @@ def _serve(
             snapshot.fetch()
             policy.sync_model(snapshot.info)
             score, record = evaluator.evaluate(policy)
-            _send(results, _SCORE + processes.dumps((float(score), dict(record))))  # what is neither fails here
+            _send(results, _SCORE + processes.dumps((float(score), _named(record))))  # what is neither fails here
     evaluator.close()
+
+
+def _named(record: Mapping[Any, Any]) -> Record:
+    """A copy of what an evaluator calls its record."""
+    values = dict(record)
+    for name in values:
+        if not isinstance(name, str):
+            raise TypeError(f"evaluate: expected a record with names that are strings, got {name!r}")
+    return values
 
 
 def _send(results: Connection, message: bytes) -> None:

@@ -215,7 +215,7 @@ class Learner:
         if record:
             if self.stage is not Stage.LAST_SCORES:
                 self._flush()  # what was stored so far belongs to later steps
-            self.recorder.store(scored.axes | record)
+            self.recorder.store(record | scored.axes)  # nobody's record moves the axes
             self.recorder.flush(int(cast(int, scored.axes["opt_steps"])))
 
     def _take_last_scores(self) -> None:
@@ -235,7 +235,7 @@ class Learner:
     def _record(self, record: Record) -> None:
         self.stage = Stage.RECORDING
         if record:
-            self.recorder.store(self._axes() | record)
+            self.recorder.store(record | self._axes())
         self._store_if_due()
         if _due(self.opt_steps, self.config.flush_record_interval) or "eval/mean_reward" in record:
             self._flush()

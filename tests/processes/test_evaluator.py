@@ -53,6 +53,7 @@ def pythons() -> Iterator[Pythons]:
 FAULTS = {
     "raise": lambda: 1 // 0,
     "nonsense": lambda: None,
+    "no names": lambda: None,
     "exit": lambda: os._exit(0),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: ctypes.string_at(0),
@@ -87,6 +88,8 @@ class Weigher:
             FAULTS[self.how]()
             if self.how == "nonsense":
                 return "a score", {}  # type: ignore[return-value]
+            if self.how == "no names":
+                return 1.0, {1: 2.0}  # type: ignore[dict-item]
         weights = agent.weights.copy()
         until = time.monotonic() + self.takes_s
         while time.monotonic() < until and not self.stop():
@@ -94,7 +97,8 @@ class Weigher:
         assert (weights == weights[0]).all()
         assert (agent.weights == weights).all(), "the model changed during the evaluation"
         score = float(weights[0])
-        return score, {"eval/mean_reward": score, "eval/guarded": float(isinstance(self.guard, InitGuard))}
+        record = {"eval/mean_reward": score, "eval/guarded": float(isinstance(self.guard, InitGuard))}
+        return score, record | {"opt_steps": 10**9}  # which is the learner's to say
 
     def close(self) -> None:
         note(str(self.folder), "closed", os.getpid())
@@ -137,6 +141,7 @@ def test_an_evaluator_that_fails_or_hangs_harms_nothing_and_the_next_evaluation_
     expected = {
         "raise": "the evaluator failed: ZeroDivisionError: integer division or modulo by zero",
         "nonsense": "the evaluator failed: ValueError: could not convert string to float: 'a score'",
+        "no names": "the evaluator failed: TypeError: evaluate: expected a record with names that are strings, got 1",
         "exit": "the evaluator ended by itself with exit code 0",
         "kill": "the evaluator was killed by SIGKILL",
         "segfault": "the evaluator was killed by SIGSEGV",
