@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks for an orderly end, the second ends at once."""
+"""Ctrl-C, SIGTERM and a terminal that hangs up: the first asks for an orderly end, the second ends at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from outrider.errors import Interrupted
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 SAME_S = 0.5
 """Signals this close to the first are the first: ``timeout`` and others send one to a process and to its group."""
@@ -32,6 +32,9 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 class Interrupts:
     """Handles SIGINT and SIGTERM while it is entered, also where they were inherited as ignored.
+
+    SIGHUP, with which a terminal says that it is gone, is handled alike unless it was inherited as ignored, as under
+    ``nohup``.
 
     The first signal calls `request` if there is one by then, otherwise it raises
     :class:`~outrider.errors.Interrupted` in the main thread. The second raises it in any case, and after
@@ -68,7 +71,8 @@ class Interrupts:
             self._watcher = threading.Thread(target=self._watch, args=(reading,), name="outrider-interrupts")
             self._watcher.daemon = True
             self._watcher.start()
-            self._former = {s: signal.signal(s, self._handle) for s in SIGNALS}
+            handled = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+            self._former = {s: signal.signal(s, self._handle) for s in handled}
             self._former[_PRESS] = signal.signal(_PRESS, self._pressed)
         return self
 

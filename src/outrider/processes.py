@@ -39,6 +39,9 @@ PRELOAD = (
 """What the fork server imports before the first process; a module that cannot be imported is skipped.
 None of them may start a thread or touch CUDA."""
 
+SIGNALS_TO_ALL = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""What terminals and service managers send to a whole process group."""
+
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Environment of every started process: one compute thread. The caller's own environment is left as it is."""
 
@@ -111,7 +114,7 @@ def _ensure_server() -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
     # Its processes begin with this mask: no Ctrl-C hits one before it has said that it ignores them. The server itself
     # keeps it: who ends a whole process group must not end it before it has told how its processes ended.
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_TO_ALL)
     try:
         with _environment(ONE_THREAD):
             forkserver.ensure_running()
@@ -164,7 +167,7 @@ def _run(call: tuple[Callable[..., object], tuple[Any, ...]]) -> None:
     setproctitle(multiprocessing.current_process().name)
     # Ctrl-C reaches the whole foreground group; whoever started this process decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS_TO_ALL)
     os.environ.update(ONE_THREAD)  # for libraries that are loaded only now, under a server started by somebody else
     _die_with_parent()
     target, args = call

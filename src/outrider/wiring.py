@@ -112,7 +112,7 @@ def train_async(
         ConfigError: Something that cannot work, before any process was started.
         CheckpointError: The agent has a state that cannot be stored, or cannot take that of the checkpoint.
         ActorFailed: An actor ended before it was asked to; carries its traceback.
-        Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
+        Interrupted: SIGINT, SIGTERM or SIGHUP; everything was flushed and saved.
     """
     with Interrupts() as interrupts:
         stop = StopFlag()
@@ -219,7 +219,7 @@ def run(
         ResourceError: Memory, disk, descriptors or processes certainly do not suffice; nothing was started.
         RunDirError: The run directory is not empty, or in use.
         ActorFailed: An actor ended before it was asked to.
-        Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
+        Interrupted: SIGINT, SIGTERM or SIGHUP; everything was flushed and saved.
     """
     spec = _require_possible(config, Path(config.run_dir or "runs"), show_needs)
     with (
@@ -256,7 +256,7 @@ def resume(
         RunDirError: It is no run directory, or in use.
         CheckpointError: There are checkpoints, but none is whole; or the agent cannot take its state.
         ActorFailed: An actor ended before it was asked to.
-        Interrupted: SIGINT or SIGTERM; everything was flushed and saved.
+        Interrupted: SIGINT, SIGTERM or SIGHUP; everything was flushed and saved.
     """
     with RunDir.open(run_dir) as opened:
         config = resuming.new_config(opened, overrides or {})

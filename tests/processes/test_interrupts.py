@@ -55,6 +55,13 @@ def lines(folder: Path) -> str:
     return (folder / "run/metrics.jsonl").read_text()
 
 
+def wait_for_more_than(before: str, folder: Path) -> None:
+    deadline = time.monotonic() + 30
+    while len(lines(folder)) <= len(before) + 500:
+        assert time.monotonic() < deadline, "no more metrics after 30 s"
+        time.sleep(0.05)
+
+
 def pids(folder: Path) -> list[float]:
     return [float(f.read_text()) for pattern in ("actor-*", "child-*") for f in folder.glob(pattern)]
 
@@ -105,6 +112,7 @@ STAGES = [
     pytest.param(signal.SIGTERM, in_warm_up, ("--trainer.warmup_period=90_000",), marks=SLOW),
     pytest.param(signal.SIGINT, in_training, (), marks=SLOW),
     pytest.param(signal.SIGTERM, in_training, (), marks=SLOW),
+    pytest.param(signal.SIGHUP, in_training, ()),
     pytest.param(signal.SIGINT, in_evaluation, ("--trainer.eval_interval=50", PLAY), marks=SLOW),
     pytest.param(signal.SIGTERM, in_evaluation, ("--trainer.eval_interval=50", PLAY)),
     pytest.param(signal.SIGINT, in_evaluation, ("--trainer.eval_interval=50", PLAY, INLINE), marks=SLOW),
@@ -150,6 +158,18 @@ def test_ctrl_c_works_where_it_was_inherited_as_ignored(start: Start, tmp_path: 
     assert run.returncode == 130, err
     assert (tmp_path / "run/models/last").exists()
     assert gone(pids(tmp_path))
+
+
+def test_a_run_under_nohup_goes_on_when_the_terminal_hangs_up(start: Start, tmp_path: Path) -> None:
+    run = start(prefix=("sh", "-c", 'trap "" HUP; exec "$@"', "sh"))
+    in_training(tmp_path)
+    before = lines(tmp_path)
+    run.send_signal(signal.SIGHUP)
+    wait_for_more_than(before, tmp_path)
+    assert run.poll() is None
+    run.send_signal(signal.SIGTERM)
+    _, err = run.communicate(timeout=30)
+    assert run.returncode == 143, err
 
 
 @pytest.mark.parametrize("signum", [pytest.param(signal.SIGINT, marks=SLOW), signal.SIGTERM])

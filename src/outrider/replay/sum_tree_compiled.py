@@ -16,7 +16,7 @@ BELOW_ONE = 1.0 - 2.0**-52
 _doubles, _ints = numba.float64[::1], numba.int64[::1]
 
 
-@numba.njit(numba.void(_doubles, _ints, _ints), cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(numba.void(_doubles, _ints, _ints), cache=True)
 def refresh(nodes: Array, begins: Array, ixs: Array) -> None:
     """Compute all nodes above these leaves anew.
 
@@ -39,7 +39,7 @@ def refresh(nodes: Array, begins: Array, ixs: Array) -> None:
             parents[i] = parent // FANOUT
 
 
-@numba.njit(numba.void(_doubles, _ints, _doubles, _ints), cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(numba.void(_doubles, _ints, _doubles, _ints), cache=True)
 def find(nodes: Array, begins: Array, points: Array, out: Array) -> None:
     """Walk down to the leaf below each point, without a branch that could be guessed wrong."""
     out[:] = 0
