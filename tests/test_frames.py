@@ -270,6 +270,33 @@ def test_a_restored_buffer_goes_on_as_the_saved_one(capacity, prioritized):
     assert both[0][-fewer:] == both[1][-fewer:]
 
 
+@pytest.mark.parametrize("prioritized", [None, PriorityConfig()])
+def test_nothing_is_left_of_what_a_buffer_had_before_it_was_restored(prioritized):
+    saved, used = (filled(n_steps=3, prioritized=prioritized, seed=seed) for seed in (0, 7))
+    used.load_state_dict(pickle.loads(pickle.dumps(saved.state_dict())))
+    assert len(used) == len(saved)
+    assert everything(used) == everything(saved)
+    a, b = saved.batch(64), used.batch(64)
+    assert keys(a, 64) == keys(b, 64)
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 5])
+@pytest.mark.parametrize("length", [4, 60])
+def test_a_buffer_that_is_restored_with_another_number_of_steps_draws_all_of_its_transitions(n_steps, length):
+    saved = FrameReplayBufferConfig(capacity=60, n_steps=4, gamma=GAMMA, prioritized=PriorityConfig()).build(LAYOUT)
+    entries = np.zeros(length, LAYOUT.record_dtype())
+    entries["t"] = np.arange(length)
+    saved.push(entries)
+    config = FrameReplayBufferConfig(capacity=60, n_steps=n_steps, gamma=GAMMA, prioritized=PriorityConfig())
+    restored = config.build(LAYOUT)
+    restored.load_state_dict(saved.state_dict())
+    assert len(restored) == max(0, length - n_steps)
+    if len(restored):
+        batch = restored.batch(600)
+        assert set(batch.ixs.tolist()) == set(range(length - n_steps))
+        assert np.isfinite(np.asarray(batch.weights)).all()
+
+
 def test_a_state_without_priorities_gives_all_rows_the_highest():
     saved, restored = filled(), filled(steps=0, prioritized=PriorityConfig())
     restored.load_state_dict(saved.state_dict())

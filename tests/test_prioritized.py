@@ -250,3 +250,16 @@ def test_an_agent_weights_its_losses_and_gives_each_row_the_size_of_its_error_as
     unweighted = DqnConfig(hidden=(8,), batch_size=16, loss="mse", double=False).build(spec)
     unweighted.update(Batch(batch.rows, batch.ixs))
     assert not np.array_equal(unweighted.model_info()[1]["params"], agents[0].model_info()[1]["params"])
+
+
+def test_a_buffer_whose_rows_cannot_be_restored_has_no_priorities():
+    saved, other = (
+        build(50, 120),
+        PrioritizedReplayBufferConfig(capacity=50).build(Layout("transitions", LAYOUT.fields[:1])),
+    )
+    other.push(np.zeros(60, other.row_dtype))
+    with pytest.raises(LayoutMismatch):
+        other.load_state_dict(saved.state_dict())
+    assert (len(other), other.inserted) == (0, 0)
+    other.push(np.zeros(3, other.row_dtype))
+    assert set(other.batch(200).ixs.tolist()) == {0, 1, 2}

@@ -203,6 +203,20 @@ def test_a_state_of_another_layout_is_refused():
         other.load_state_dict(saved.state_dict())
 
 
+@pytest.mark.parametrize("known", [0, 60])
+def test_a_buffer_whose_rows_cannot_be_restored_is_empty(known):
+    saved = build(50)
+    for first in range(0, 200, 40):  # it has been full for long
+        saved.push(rows(np.arange(first, first + 40)))
+    other = SimpleReplayBuffer(Layout("transitions", LAYOUT.fields[:-1]), 50)
+    other.push(rows(np.arange(known), other.layout))
+    with pytest.raises(LayoutMismatch):
+        other.load_state_dict(saved.state_dict())
+    assert (len(other), other.inserted, other.oldest, other.sampled) == (0, 0, 0, 0)
+    other.push(rows(np.arange(7), other.layout))
+    assert set(other.batch(100)["act"].tolist()) == set(range(7))
+
+
 def test_rows_that_are_not_there_cannot_be_copied():
     buffer = build(10)
     buffer.push(rows(np.arange(15)))

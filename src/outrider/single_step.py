@@ -10,7 +10,8 @@ import numpy as np
 
 from outrider.data import Array, Items, Layout, Obs, Step, struct_code
 
-FLOAT32_MAX = float(np.finfo(np.float32).max)
+TOO_LARGE = 2.0**128 - 2.0**103
+"""From here on numbers are rounded to infinity in float32."""
 
 
 class SingleStepProcessor:
@@ -47,7 +48,7 @@ class SingleStepProcessor:
         if not step.valid[0]:
             return None
         act, reward, dead, cut = step.act.item(), step.reward.item(), step.terminated.item(), step.truncated.item()
-        if abs(reward) > FLOAT32_MAX:
+        if abs(reward) >= TOO_LARGE:
             reward = math.copysign(math.inf, reward)  # as numpy does
         self._pack(self._memory, 0, obs, act, reward, last, dead, cut, 1, step.model_version)
         return self._rows

@@ -72,12 +72,11 @@ class FrameMemory:
         self.entries = Records((*rest, ACTOR), capacity, extra_bytes=frame_bytes + LINK_BYTES + extra_bytes)
         self.dtype = np.dtype([(f.name, f.dtype, f.shape) for f in (*layout.fields, ACTOR)], align=True)
         self.frames: Array = np.zeros((capacity + 1, *frame.shape), frame.dtype)
-        self.next: Array = np.full(capacity + 2, self._lost, np.int64)
-        self.previous: Array = np.full(capacity + 2, self._lost, np.int64)
-        self.next[self._nothing] = self.previous[self._nothing] = self._nothing
+        self.next: Array = np.zeros(capacity + 2, np.int64)
+        self.previous: Array = np.zeros(capacity + 2, np.int64)
         self.ready: Array = np.zeros(capacity + 2, np.bool_)
-        self.n_ready = 0
         self._last: dict[int, tuple[int, int]] = {}  # of each stream: number and t of the entry that came last
+        self._unlink()
 
     @property
     def capacity(self) -> int:
@@ -220,8 +219,17 @@ class FrameMemory:
         return self.entries.state()
 
     def begin_loading(self, state: dict[str, Any]) -> int:
-        """Prepare for the entries of another memory; see :meth:`Records.begin_loading`."""
+        """Drop all entries, and prepare for those of another memory; see :meth:`Records.begin_loading`."""
+        self._unlink()
         return self.entries.begin_loading(state)
+
+    def _unlink(self) -> None:
+        """No entry is there."""
+        self.next[...] = self.previous[...] = self._lost
+        self.next[self._nothing] = self.previous[self._nothing] = self._nothing
+        self.ready[...] = False
+        self.n_ready = 0
+        self._last.clear()
 
 
 def _by_env(columns: dict[str, Array]) -> dict[str, Array]:

@@ -272,13 +272,15 @@ class FrameReplayBuffer(RowBuffer):
         Raises:
             LayoutMismatch: They have other columns.
         """
+        if self._priorities is not None:
+            self._priorities.clear()
         super().load_rows(state, blocks)
         if self._priorities is not None:
             if "priorities" in state:
                 self._priorities.load_state(state["priorities"], self._stored())
                 self._priorities.remove(self._not_ready())
-            else:
-                self._priorities.add(np.flatnonzero(self._frames.ready))
+            # those which were not ready in the saved buffer, with more steps per transition, say
+            self._priorities.add_new(np.flatnonzero(self._frames.ready))
 
     def _stored(self) -> Array:
         """The places of all entries, the oldest first."""

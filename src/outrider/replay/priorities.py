@@ -89,6 +89,14 @@ class Priorities:
         """Rows were put into these places ``[m]`` int64."""
         self._tree.set(places, self.highest**self._config.alpha)
 
+    def add_new(self, places: Array) -> None:
+        """Rows are in these places ``[m]`` int64; those which have no priority yet get that of new ones."""
+        self.add(places[self._tree.leaves[places] == 0.0])
+
+    def clear(self) -> None:
+        """All rows are gone."""
+        self._tree.set_all(np.zeros(len(self._tree.leaves)))
+
     def remove(self, places: Array) -> None:
         """The rows in these places ``[m]`` int64 must not be drawn any more."""
         self._tree.set(places, 0.0)

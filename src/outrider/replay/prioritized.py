@@ -138,6 +138,7 @@ class PrioritizedReplayBuffer(RowBuffer):
         Raises:
             LayoutMismatch: They have other columns.
         """
+        self._priorities.clear()
         super().load_rows(state, blocks)
         if "priorities" in state:
             self._priorities.load_state(state["priorities"], self._stored())

@@ -153,7 +153,7 @@ class Records:
         return {"capacity": self.capacity, "start": self._start, "inserted": self.inserted}
 
     def begin_loading(self, state: dict[str, Any]) -> int:
-        """Prepare for the rows of another ring, also one of another capacity, which are pushed next.
+        """Drop all rows, and prepare for those of another ring, also one of another capacity, which are pushed next.
 
         Args:
             state: What its :meth:`state` gave.

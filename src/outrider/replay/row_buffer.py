@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,7 +51,7 @@ class RowMemory(Protocol):
         ...
 
     def begin_loading(self, state: dict[str, Any]) -> int:
-        """Prepare for the rows of a saved memory; gives the number of the first to push."""
+        """Drop all rows and prepare for those of a saved memory; gives the number of the first to push."""
         ...
 
 
@@ -130,6 +131,8 @@ class RowBuffer:
     def load_rows(self, state: dict[str, Any], blocks: Iterable[tuple[int, Array]]) -> None:
         """Restore rows, counters and random generator; of a larger buffer the newest rows.
 
+        If that fails, the buffer is empty.
+
         Args:
             state: What :meth:`state_without_rows` gave.
             blocks: First row and rows of consecutive blocks ``[m]``, the last one up to ``inserted``.
@@ -137,9 +140,13 @@ class RowBuffer:
         Raises:
             LayoutMismatch: They have other columns.
         """
-        oldest = self._memory.begin_loading(state)
-        for rows in rows_from(oldest, blocks, self.row_dtype):
-            self._memory.push(rows)
+        with ExitStack() as undo:
+            # or else it would count rows that it does not have
+            undo.callback(self._memory.begin_loading, {"capacity": self.capacity, "start": 0, "inserted": 0})
+            oldest = self._memory.begin_loading(state)
+            for rows in rows_from(oldest, blocks, self.row_dtype):
+                self._memory.push(rows)
+            undo.pop_all()
         self.sampled = state["sampled"]
         self._rng.bit_generator.state = state["rng"]
 
