@@ -13,6 +13,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.agents.dqn import DqnConfig
 from outrider.core import EnvSpec
 from outrider.data import Array, Items, Step, column_names
 from outrider.envs.atari import AtariEnvConfig
@@ -20,8 +21,10 @@ from outrider.errors import ConfigError, LayoutMismatch
 from outrider.frame_stream import FrameStreamProcessorConfig, frame_layout
 from outrider.replay import FrameReplayBuffer, FrameReplayBufferConfig
 from outrider.replay.priorities import PriorityConfig
+from outrider.run_config import RunConfig
 from outrider.sampling import NStepProcessorConfig, SimpleStepProcessorConfig, transition_layout
 from outrider.testing import FakePolicy, check_replay_buffer_config
+from outrider.trainer_config import AsyncTrainerConfig
 
 STACK, GAMMA = 3, 0.5  # sums of a few rewards stay exact in float32
 SPEC = EnvSpec("stacks", spaces.Box(0, 2**31, (STACK, 1, 2), np.uint32), spaces.Discrete(5), frame_stack=STACK)
@@ -375,3 +378,30 @@ def test_a_real_game_gives_the_transitions_of_stacked_rows(episodic_life, n_step
     # Frames may repeat, and with them transitions; those that end with the very last frames are not sent yet.
     assert not Counter(found) - Counter(expected)
     assert len(expected) - 2 <= len(found) <= len(expected)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 1000])
+@pytest.mark.parametrize(("capacity", "streams", "n_steps"), [(40, 4, 1), (61, 7, 3), (40, 1, 3), (100, 16, 3)])
+def test_a_warm_up_within_the_limit_stays_ended_while_frames_are_overwritten(capacity, streams, n_steps, length):
+    config = FrameReplayBufferConfig(capacity=capacity, n_steps=n_steps, gamma=GAMMA)
+    buffer, limit, t = config.build(LAYOUT), config.warmup_limit(streams, STACK), [0] * streams
+    for i in range(4 * capacity):
+        stream = i % streams
+        entry = np.zeros(1, LAYOUT.record_dtype())
+        entry["t"], entry["terminated"] = t[stream], t[stream] == length
+        t[stream] = 0 if t[stream] == length else t[stream] + 1
+        buffer.push_from(entry, stream)
+        assert i < capacity or len(buffer) >= limit
+
+
+def test_a_warm_up_that_never_ends_with_so_many_environments_is_refused():
+    replay, agent = FrameReplayBufferConfig(capacity=1000, n_steps=3, gamma=0.99), DqnConfig(batch_size=32)
+    trainer = AsyncTrainerConfig(warmup_period=400)
+    trainer.require_possible(replay, agent, 8, 4)
+    expected = "trainer.warmup_period: expected at most 276 with replay.capacity 1000 and 64 environments, got 400"
+    with pytest.raises(ConfigError, match=expected):
+        trainer.require_possible(replay, agent, 64, 4)
+    few = {"replay.capacity": 1000, "trainer.warmup_period": 400, "agent.batch_size": 32}
+    RunConfig.from_sources("pong-dqn", few | {"actors.n_actors": 2})
+    with pytest.raises(ConfigError, match=r"warmup_period: expected at most 0 with replay.capacity 1000 and 2400"):
+        RunConfig.from_sources("pong-dqn", few | {"actors.n_actors": 600})

@@ -176,8 +176,9 @@ class AsyncTrainer:
         """
         if not item_receiver.bound:
             raise Unbound("AsyncTrainer.build: the item channel has no layout yet; call ActorManager.build before")
-        async_trainer_config.require_possible(replay_buffer_config, agent_config)
         env_spec = env_config_eval.spec()
+        streams = item_receiver.n_actors  # at least
+        async_trainer_config.require_possible(replay_buffer_config, agent_config, streams, env_spec.frame_stack)
         if item_receiver.env_spec is not None:
             item_receiver.env_spec.require_same_spaces(env_spec)
         agent = agent_config.build(

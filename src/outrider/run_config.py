@@ -96,7 +96,8 @@ class RunConfig(Config):
             missing = [name for name in methods if not callable(getattr(part, name, None))]
             expected = f"a config with the methods {', '.join(methods)}"
             require(not missing, section, expected, f"{type(part).__name__} without {', '.join(missing)}")
-        self.trainer.require_possible(self.replay, self.agent)
+        streams = (self.actors.n_actors or 1) * self.actors.n_envs  # at least
+        self.trainer.require_possible(self.replay, self.agent, streams)
         self._settle_discount()
 
     def _settle_discount(self) -> None:

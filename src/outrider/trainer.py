@@ -242,9 +242,10 @@ class Trainer:
             UnsupportedSpace: A space cannot be stored, or the agent cannot handle it.
             ResourceError: Not enough memory.
         """
-        trainer_config.require_possible(replay_buffer_config, agent_config)
         require_same_discount(step_proc_config, agent_config)
         spec = env_config_train.spec()
+        streams = len(agent_configs) * n_envs
+        trainer_config.require_possible(replay_buffer_config, agent_config, streams, spec.frame_stack)
         spec.require_same_spaces(env_config_eval.spec())
         agent_config = _without_chance(agent_config)
         agent = agent_config.build(spec, device=getattr(agent_config, "device", "cpu"), seed=derive(seed, Role.LEARNER))

@@ -83,21 +83,25 @@ class AsyncTrainerConfig(Config):
         limits = self.max_opts, self.max_env_steps, self.max_time_s
         return self.target_score is not None and limits == (None, None, None)
 
-    def require_possible(self, replay: Any, agent: Any) -> None:
+    def require_possible(self, replay: Any, agent: Any, streams: int = 1, frame_stack: int = 0) -> None:
         """Refuse a warm-up that never ends, batches larger than what is there after it, and two discounts.
 
         Args:
-            replay: Config of the replay buffer; only fields ``capacity``, ``warmup_limit`` and ``gamma`` count.
+            replay: Config of the replay buffer; only ``capacity``, ``warmup_limit`` and ``gamma`` count.
             agent: Config of the agent; only fields ``batch_size`` and ``gamma`` count.
+            streams: Environments of all actors, as far as that is known.
+            frame_stack: See :class:`outrider.core.EnvSpec`; 0 also if it is not known yet.
 
         Raises:
             ConfigError: The numbers do not go together.
         """
         warmup = self.warmup_period
         capacity, batch_size = getattr(replay, "capacity", None), getattr(agent, "batch_size", None)
-        limit = getattr(replay, "warmup_limit", capacity)
+        limit, which = capacity, f"at most replay.capacity ({capacity})"
+        if hasattr(replay, "warmup_limit"):
+            limit = replay.warmup_limit(streams, frame_stack)
+            which = f"at most {limit} with replay.capacity {capacity} and {streams} environments"
         if limit is not None:
-            which = f"at most replay.capacity ({capacity})" if limit == capacity else f"at most {limit}"
             require(warmup <= limit, "trainer.warmup_period", which, warmup)
         require_same_discount(replay, agent, "replay")
         if batch_size is not None:

@@ -375,6 +375,8 @@ def _require_possible(config: RunConfig, path: Path, show_needs: ShowNeeds) -> E
     processes.ensure_server()
     spec = config.env.spec()
     config.step_processor.layout(spec)
+    streams = config.actors.count() * config.actors.n_envs
+    config.trainer.require_possible(config.replay, config.agent, streams, spec.frame_stack)
     _, model = config.agent.build_actor(spec).model_info()
     spec.require_same_spaces(config.env.eval().spec())
     checks = [*space_check(config, spec, model, path), *checks]

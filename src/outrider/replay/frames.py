@@ -49,10 +49,17 @@ class FrameReplayBufferConfig(Config):
         more = LINK_BYTES + ACTOR.dtype.itemsize + (TREE_BYTES if self.prioritized else 0)
         return self.capacity * (layout.record_dtype().itemsize + more)
 
-    @property
-    def warmup_limit(self) -> int:
-        """The longest warm-up that ends: of episodes of one step, every second frame starts a transition."""
-        return max(1, self.capacity // 2)
+    def warmup_limit(self, streams: int, frame_stack: int) -> int:
+        """The longest warm-up that ends, and does not begin again when the oldest frames are overwritten.
+
+        Of each stream the newest frames lack some of their steps, and the oldest some of their stack. Of the others,
+        in episodes of one step, every second one starts a transition.
+
+        Args:
+            streams: Environments whose frames it gets.
+            frame_stack: Frames of an observation.
+        """
+        return max(0, self.capacity - streams * (self.n_steps + frame_stack)) // 2
 
     def build(self, layout: Layout) -> FrameReplayBuffer:
         """Reserve memory for frames of this layout.
