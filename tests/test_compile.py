@@ -158,6 +158,22 @@ def test_the_traced_update_leaves_out_what_is_not_finite_and_counts_it(name: str
         assert torch.equal(copy, tensor + 1 if id(tensor) in skipped else tensor)
 
 
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("mode", ["off", "on"])
+def test_running_statistics_know_nothing_of_an_update_that_was_left_out(mode: str) -> None:
+    Interpreted.graph = staticmethod(traced(NormConfig(**SMALL).build(SPEC)))  # type: ignore[assignment]
+    agent = NormConfig(compile=mode, bad_updates="skip", **SMALL).build(SPEC)
+    agent.prepare(never)
+    for i in range(3):
+        agent.update(batch(i))
+    before = [t.clone() for t in state_tensors(agent._parts())]
+    agent.update(batch(3, obs=np.full((ROWS, 3), 3e38, np.float32)))
+    differ = [not torch.equal(a, b) for a, b in zip(before, state_tensors(agent._parts()), strict=True)]
+    assert int(agent._adam.skipped) == sum(differ) == 1  # that counter alone
+    agent.update(batch(4))
+    assert not any(torch.equal(old, new) for old, new in zip(before[1:3], agent._online.tensors()[1:3], strict=True))
+
+
 class Noisy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.randn_like(x)

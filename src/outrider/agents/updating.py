@@ -177,6 +177,9 @@ class UpdatingAgent(ABC):
         self._snapshot_updates = 0
         self.policy.sync_model(self._snapshot)
         parts = self._parts()
+        self._adams = [part for part in parts.values() if isinstance(part, FlatAdam)]
+        networks = [part for part in parts.values() if isinstance(part, FlatParameters)]
+        self._statistics = [t for network in networks for t in network.rest.values()]
         self._row = row
         self._compile = compile
         self._metrics: tuple[str, ...] = ()
@@ -234,7 +237,8 @@ class UpdatingAgent(ABC):
         noise = [
             torch.randn(shape, generator=self._noise, device=self._device) for shape in self._noise_shapes(len(batch))
         ]
-        td_errors, *metrics = self._drivers((*self._tensors(batch), *noise))
+        inputs = (*self._tensors(batch), *noise)
+        td_errors, *metrics = self._without_bad_statistics(inputs) if self._statistics else self._drivers(inputs)
         self.updates += 1
         self._updated()
         if not with_record:
@@ -246,6 +250,18 @@ class UpdatingAgent(ABC):
             if choice.ratio is not None:
                 record["train/compiled_time_ratio"] = choice.ratio
         return UpdateResult(td_errors, record)
+
+    def _without_bad_statistics(self, inputs: tuple[Tensor | None, ...]) -> Outputs:
+        """One update; if it is left out, so is what the networks' buffers have seen of it, such as NaN."""
+        before, skipped = [t.clone() for t in self._statistics], self._left_out()
+        outputs = self._drivers(inputs)
+        bad = self._left_out() != skipped
+        for t, old in zip(self._statistics, before, strict=True):
+            t.copy_(torch.where(bad, old, t))
+        return outputs
+
+    def _left_out(self) -> Tensor:
+        return torch.stack([adam.skipped for adam in self._adams]).sum()
 
     def _whole(self, net: Mapping[str, Network], adam: Mapping[str, Optimizer], inputs: tuple[Any, ...]) -> Outputs:
         """One update from tensors to tensors."""
