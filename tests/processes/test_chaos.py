@@ -135,6 +135,7 @@ def test_training_goes_on_while_its_processes_are_killed_frozen_and_made_to_rais
     monkeypatch.setattr(ChannelSource, "_insert", insert_and_count)
     limits = {"step_timeout_s": 1.0, "reset_timeout_s": 1.0, "build_timeout_s": 10.0}
     env = GymEnvConfig(id=TroubledEnv)
+    env.spec()  # the fork server stays
     with nothing_left():
         trouble.start()
         try:
