@@ -21,6 +21,7 @@ from outrider.actor import ActorState
 from outrider.actor_manager import ActorManager
 from outrider.envs.gymnasium import GymEnvConfig
 from outrider.errors import ActorFailed, Stalled
+from outrider.process_scorer import EvaluationConfig
 from outrider.recording import MemoryRecorder
 from outrider.seeding import env_seeds
 from outrider.testing import FailingEnv
@@ -190,6 +191,9 @@ class HoldingConfig(FaultAgentConfig):
         return agent
 
 
+INLINE = EvaluationConfig(process=False)
+
+
 class LongEvaluator:
     """Plays for some seconds, and asks whether to stop, or does not."""
 
@@ -241,7 +245,8 @@ def test_a_run_whose_learner_is_stuck_ends_though_its_main_thread_is_blocked(
 
 
 def test_a_stuck_evaluation_ends_the_run(tmp_path: Path) -> None:
-    error = stalled(once(tmp_path, times=0), evaluator=LongEvaluator(600.0, asks=False), eval_interval=10)
+    evaluator = LongEvaluator(600.0, asks=False)
+    error = stalled(once(tmp_path, times=0), evaluator=evaluator, evaluation=INLINE, eval_interval=10)
     assert error.learner == "an evaluation"
 
 
@@ -249,7 +254,7 @@ def test_a_stuck_evaluation_ends_the_run(tmp_path: Path) -> None:
 def test_a_long_evaluation_or_computation_is_no_stall(what: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"agent": HoldingConfig(computing_s=3.0)}
     if what == "evaluation":
-        options = {"evaluator": LongEvaluator(3.0), "eval_interval": 50}
+        options = {"evaluator": LongEvaluator(3.0), "evaluation": INLINE, "eval_interval": 50}
     result = train(once(tmp_path, times=0), stall_timeout_s=1.0, max_opts=60, **options)
     assert result.stats.stopped_by == "max_opts"
     assert result.stats.duration_s > 3.0
