@@ -19,8 +19,9 @@ from outrider.learner import Learner, Stage
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-COMPUTING = 0.5
-"""Part of a core that this process uses while it computes: a compilation that takes its time is no hang."""
+COMPUTING = 0.1
+"""Part of a core that this process uses at least while it computes, though others use the machine, too: a compilation
+that takes its time is no hang. One that sleeps or waits uses a hundredth."""
 
 _PRESS = signal.SIGURG  # ignored by default, so it harms nothing wherever it arrives
 _STDERR = 2

@@ -57,14 +57,14 @@ def gone(pids: Sequence[float], timeout_s: float = 5.0) -> bool:
     return True
 
 
-def actor_pids() -> dict[int, int]:
-    """Processes of this process's actors, by the actor's index."""
+def worker_pids() -> dict[str, int]:
+    """Processes of this process's actors and evaluator, by name: `actor 0`, `evaluator`."""
     pids = {}
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # a zombie, too
-            title = "".join(process.cmdline())
-            if title.startswith("outrider: actor "):
-                pids[int(title.split()[-1])] = process.pid
+            title = " ".join("".join(process.cmdline()).split())
+            if title.startswith("outrider: "):
+                pids[title.removeprefix("outrider: ")] = process.pid
     return pids
 
 

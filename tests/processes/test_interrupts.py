@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import signal
@@ -12,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs_with_faults import Pythons, gone, noted
 
-pytestmark = pytest.mark.timeout(55)
+pytestmark = pytest.mark.timeout(90)
 
 ORDERLY_S = 10.0
 SLACK_S = 3.0
@@ -33,6 +35,8 @@ TRAIN = (
 )
 
 
+RESUME = ("-m", "outrider", "resume", "run", "--env.kwargs={}", "--env.eval_kwargs={}", "--trainer.warmup_period=100")
+
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -41,7 +45,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start `outrider train` with these options; it is killed in the end."""
     with closing(Pythons()) as pythons:
         env = {"FOLDER": str(tmp_path), "TERM": "xterm"}
-        yield lambda *options, **kwargs: pythons.start(*TRAIN, *options, cwd=tmp_path, env=env, **kwargs)
+
+        def run(*options: str, command: tuple[str, ...] = TRAIN, **kwargs: Any) -> subprocess.Popen[str]:
+            return pythons.start(*command, *options, cwd=tmp_path, env=env, **kwargs)
+
+        yield run
 
 
 def wait_for(path: Path, words: str = "") -> None:
@@ -60,6 +68,11 @@ def wait_for_more_than(before: str, folder: Path) -> None:
     while len(lines(folder)) <= len(before) + 500:
         assert time.monotonic() < deadline, "no more metrics after 30 s"
         time.sleep(0.05)
+
+
+def opt_steps(folder: Path) -> list[int]:
+    """Of each line of metrics but those of evaluations, which have those of the model that was evaluated."""
+    return [json.loads(line)["opt_steps"] for line in lines(folder).splitlines() if "eval/" not in line]
 
 
 def pids(folder: Path) -> list[float]:
@@ -138,7 +151,14 @@ def test_a_signal_ends_the_run_in_order_at_every_stage(
     assert gone(pids(tmp_path))
     if reached is not in_description:
         assert (tmp_path / "run/models/last").exists()
-        assert '"opt_steps"' in lines(tmp_path)
+        before = opt_steps(tmp_path)
+        resumed = start(f"--trainer.max_opts={before[-1] + 20}", command=RESUME)
+        _, err = resumed.communicate(timeout=40)
+        assert resumed.returncode == 0, err
+        after = opt_steps(tmp_path)
+        assert after[: len(before)] == before
+        assert after == sorted(after)
+        assert after[-1] == before[-1] + 20
 
 
 def test_ctrl_c_while_the_command_starts_up_ends_it(start: Start, tmp_path: Path) -> None:

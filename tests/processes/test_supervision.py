@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import random
 import re
 import signal
 import sys
@@ -15,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import psutil
 import pytest
 from children_faults import FaultAgentConfig, actor_id, fault_env, note
-from runs_with_faults import actor_pids, noted, nothing_left, train
+from runs_with_faults import noted, nothing_left, train
 
 from outrider.actor import ActorState
 from outrider.actor_manager import ActorManager
 from outrider.envs.gymnasium import GymEnvConfig
 from outrider.errors import ActorFailed, Stalled
+from outrider.process_scorer import EvaluationConfig
 from outrider.recording import MemoryRecorder
 from outrider.seeding import env_seeds
 from outrider.testing import FailingEnv
@@ -193,6 +191,9 @@ class HoldingConfig(FaultAgentConfig):
         return agent
 
 
+INLINE = EvaluationConfig(process=False)
+
+
 class LongEvaluator:
     """Plays for some seconds, and asks whether to stop, or does not."""
 
@@ -244,7 +245,8 @@ def test_a_run_whose_learner_is_stuck_ends_though_its_main_thread_is_blocked(
 
 
 def test_a_stuck_evaluation_ends_the_run(tmp_path: Path) -> None:
-    error = stalled(once(tmp_path, times=0), evaluator=LongEvaluator(600.0, asks=False), eval_interval=10)
+    evaluator = LongEvaluator(600.0, asks=False)
+    error = stalled(once(tmp_path, times=0), evaluator=evaluator, evaluation=INLINE, eval_interval=10)
     assert error.learner == "an evaluation"
 
 
@@ -252,7 +254,7 @@ def test_a_stuck_evaluation_ends_the_run(tmp_path: Path) -> None:
 def test_a_long_evaluation_or_computation_is_no_stall(what: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"agent": HoldingConfig(computing_s=3.0)}
     if what == "evaluation":
-        options = {"evaluator": LongEvaluator(3.0), "eval_interval": 50}
+        options = {"evaluator": LongEvaluator(3.0), "evaluation": INLINE, "eval_interval": 50}
     result = train(once(tmp_path, times=0), stall_timeout_s=1.0, max_opts=60, **options)
     assert result.stats.stopped_by == "max_opts"
     assert result.stats.duration_s > 3.0
@@ -308,58 +310,3 @@ def test_one_slow_actor_slows_no_other(tmp_path: Path) -> None:
     slow, *others = train_until(lambda stats: stats[0].env_steps >= 10, env, n_actors=3).actor_stats
     assert all(s.env_steps > 20 * slow.env_steps for s in others)
     assert slow.share < 0.05 < min(s.share for s in others)
-
-
-class TroubledEnv(FailingEnv):
-    """Raises when it is sent SIGUSR2."""
-
-    def __init__(self) -> None:
-        super().__init__("never")  # type: ignore[arg-type]
-        if actor_id() is not None:
-            signal.signal(signal.SIGUSR2, self._raise)
-
-    def _raise(self, *_: Any) -> None:
-        raise ValueError("as asked")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(150)
-def test_training_goes_on_while_actors_are_killed_frozen_and_made_to_raise() -> None:
-    """A minute of it, an actor every 2 s: nothing that was sent is lost, and nothing leaks."""
-    rng, n_actors = random.Random(0), 4
-    samples: list[tuple[int, int]] = []  # descriptors and private bytes of this process
-    opts: list[int] = []
-
-    def trouble(stats: Any) -> bool:
-        now = time.monotonic()
-        if not samples and not min(s.samples for s in stats):
-            return False
-        start = started.setdefault("at", now)
-        if started.get("next", 0.0) <= now < start + 60.0:
-            started["next"] = now + 2.0
-            me = psutil.Process()
-            samples.append((me.num_fds(), me.memory_full_info().uss))
-            opts.append(sum(s.samples for s in stats))
-            pids = sorted(actor_pids().values())
-            if pids:
-                os.kill(rng.choice(pids), rng.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGUSR2]))
-        return now - start >= 60.0 and all(s.state is ActorState.RUNNING for s in stats)
-
-    started: dict[str, float] = {}
-    limits = {"step_timeout_s": 1.0, "reset_timeout_s": 1.0, "build_timeout_s": 3.0}
-    with nothing_left():
-        result = train_until(
-            trouble,
-            GymEnvConfig(id=TroubledEnv),
-            n_actors=n_actors,
-            actors={"n_buffer": 8, "restarts": 1000, "restart_window_s": 3.0, **limits},
-            max_time_s=120.0,
-        )
-    assert sum(s.restarts for s in result.actor_stats) > 15
-    sent = sum(s.samples for s in result.actor_stats)
-    lost_counts = 8 * sum(s.restarts for s in result.actor_stats)  # messages of the killed, before they noted them
-    assert sent - 8 * 8 * n_actors <= result.stats.samples <= sent + lost_counts
-    assert all(b > a for a, b in itertools.pairwise(opts)), "training went on all the time"
-    fds, private = zip(*samples[3:], strict=True)
-    assert max(fds) - min(fds) <= 3 * n_actors
-    assert private[-1] - private[0] < 16e6

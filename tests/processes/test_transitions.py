@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs_with_faults import actor_pids
+from runs_with_faults import worker_pids
 
 from outrider.actor import ActorState
 from outrider.actor_manager import ActorManager, ActorManagerConfig
@@ -201,7 +201,7 @@ def test_transitions_are_right_and_none_is_lost_when_actors_are_killed() -> None
                 before = actors.stats()[i]
                 while actors.stats()[i].samples < before.samples + 500 or actors.stats()[i].restarts < k:
                     time.sleep(0.005)
-                os.kill(actor_pids()[i], signal.SIGKILL)
+                os.kill(worker_pids()[f"actor {i}"], signal.SIGKILL)
         while min(s.restarts for s in actors.stats()) < kills or ActorState.RESTARTING in (
             s.state for s in actors.stats()
         ):
