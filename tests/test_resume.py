@@ -109,7 +109,7 @@ def test_so_is_one_on_frames(prioritized: dict[str, Any] | None, tmp_path: Path)
         "agent": DqnConfig(hidden=(16,), batch_size=8),
         "step_processor": "frames",
         "replay": {"class": "frames", "capacity": 150, "n_steps": 3, "prioritized": prioritized},
-        "trainer.warmup_period": 70,
+        "trainer.warmup_period": 60,
         "trainer.samples_per_insert": 1.0,
         "trainer.eval_interval": 0,
         "trainer.checkpoint": {"interval": n},
