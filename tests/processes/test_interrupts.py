@@ -125,7 +125,7 @@ STAGES = [
     pytest.param(signal.SIGTERM, in_warm_up, ("--trainer.warmup_period=90_000",), marks=SLOW),
     pytest.param(signal.SIGINT, in_training, (), marks=SLOW),
     pytest.param(signal.SIGTERM, in_training, (), marks=SLOW),
-    pytest.param(signal.SIGHUP, in_training, ()),
+    pytest.param(signal.SIGHUP, in_training, (), marks=SLOW),
     pytest.param(signal.SIGINT, in_evaluation, ("--trainer.eval_interval=50", PLAY), marks=SLOW),
     pytest.param(signal.SIGTERM, in_evaluation, ("--trainer.eval_interval=50", PLAY)),
     pytest.param(signal.SIGINT, in_evaluation, ("--trainer.eval_interval=50", PLAY, INLINE), marks=SLOW),
