@@ -21,7 +21,6 @@ from outrider.replay.prioritized import PrioritizedReplayBufferConfig
 from outrider.sampling import SimpleStepProcessorConfig
 from outrider.wiring import train_async
 
-
 COMPILED = {"train/compiled", "train/compiled_time_ratio"}
 """Recorded where updates are compiled, which takes half a minute: tests/test_compile.py looks at that."""
 
