@@ -126,6 +126,8 @@ STAGES = [
     pytest.param(signal.SIGINT, in_training, (), marks=SLOW),
     pytest.param(signal.SIGTERM, in_training, (), marks=SLOW),
     pytest.param(signal.SIGHUP, in_training, (), marks=SLOW),
+    pytest.param(signal.SIGINT, in_training, ("--trainer.checkpoint.interval=1",), marks=SLOW),  # in a checkpoint
+    pytest.param(signal.SIGTERM, in_training, ("--trainer.checkpoint.interval=1",), marks=SLOW),
     pytest.param(signal.SIGINT, in_evaluation, ("--trainer.eval_interval=50", PLAY), marks=SLOW),
     pytest.param(signal.SIGTERM, in_evaluation, ("--trainer.eval_interval=50", PLAY)),
     pytest.param(signal.SIGINT, in_evaluation, ("--trainer.eval_interval=50", PLAY, INLINE), marks=SLOW),
@@ -170,13 +172,28 @@ def test_ctrl_c_while_the_command_starts_up_ends_it(start: Start, tmp_path: Path
     assert gone(pids(tmp_path))
 
 
-def test_ctrl_c_works_where_it_was_inherited_as_ignored(start: Start, tmp_path: Path) -> None:
-    run = start(prefix=("sh", "-c", 'trap "" INT; exec "$@"', "sh"))
-    in_training(tmp_path)
+IGNORED = [
+    pytest.param(in_description, ("--env.kwargs={slow: describe}",), marks=SLOW),
+    pytest.param(in_builds, ("--env.kwargs={slow: build}",), marks=SLOW),
+    pytest.param(in_warm_up, ("--trainer.warmup_period=90_000",), marks=SLOW),
+    pytest.param(in_training, ()),
+    pytest.param(in_training, ("--trainer.checkpoint.interval=1",), marks=SLOW),
+    pytest.param(in_evaluation, ("--trainer.eval_interval=50", PLAY, INLINE), marks=SLOW),
+]
+
+
+@pytest.mark.parametrize(("reached", "options"), IGNORED)
+def test_ctrl_c_works_where_it_was_inherited_as_ignored(
+    reached: Callable[[Path], None], options: tuple[str, ...], start: Start, tmp_path: Path
+) -> None:
+    run = start(*options, prefix=("sh", "-c", 'trap "" INT; exec "$@"', "sh"))
+    reached(tmp_path)
+    sent_at = time.monotonic()
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=30)
+    assert time.monotonic() - sent_at < ORDERLY_S + SLACK_S
     assert run.returncode == 130, err
-    assert (tmp_path / "run/models/last").exists()
+    assert reached is in_description or (tmp_path / "run/models/last").exists()
     assert gone(pids(tmp_path))
 
 
