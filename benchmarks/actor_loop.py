@@ -80,18 +80,23 @@ def whole(n_envs: int, processor: StepProcessorConfig) -> Callable[[], int]:
 
     def run() -> int:
         receiver.drain(lambda message: None)
-        before = sampler.env_steps
-        while sampler.env_steps - before < STEPS:
-            items, episodes = sampler.sample(0)
-            proxy.env_steps = sampler.env_steps
-            if episodes:
-                proxy.report(episodes)
-            if items is not None:
-                proxy.push(items)
-            proxy.tick()
-        return sampler.env_steps - before
+        return act(sampler, proxy, STEPS)
 
     return run
+
+
+def act(sampler: Sampler, proxy: ReplayBufferProxy, steps: int) -> int:
+    """At least so many env steps as an actor makes them; returns how many."""
+    before = sampler.env_steps
+    while sampler.env_steps - before < steps:
+        items, episodes = sampler.sample(0)
+        proxy.env_steps = sampler.env_steps
+        if episodes:
+            proxy.report(episodes)
+        if items is not None:
+            proxy.push(items)
+        proxy.tick()
+    return sampler.env_steps - before
 
 
 def main() -> None:

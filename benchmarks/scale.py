@@ -28,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from actor_loop import act
 from rounds import interleaved
 
 from outrider import (
@@ -102,17 +103,6 @@ def parts() -> dict[str, Callable[[], int]]:
     sampler.reset()
     buffer, agent = REPLAY.build(layout), AGENT.build(spec)
 
-    def act() -> int:
-        before = sampler.env_steps
-        while sampler.env_steps - before < ROWS:
-            items, episodes = sampler.sample(0)
-            proxy.env_steps = sampler.env_steps
-            if episodes:
-                proxy.report(episodes)
-            if items is not None:
-                proxy.push(items)
-        return sampler.env_steps - before
-
     def take() -> int:
         before = buffer.inserted
         receiver.drain(lambda message: buffer.push(message.items))
@@ -123,7 +113,7 @@ def parts() -> dict[str, Callable[[], int]]:
             agent.opt(buffer)
         return 200
 
-    return {"act": act, "take": take, "opt": opt}
+    return {"act": lambda: act(sampler, proxy, ROWS), "take": take, "opt": opt}
 
 
 def measured(n_actors: int, spi: float | None, seconds: float) -> Rates:
