@@ -1,27 +1,32 @@
-"""The whole actor loop against a bare loop of environment and policy: CartPole, MLP 64-64, one thread.
+"""The whole actor loop against a bare loop of environment and policy: CartPole with an MLP 64-64, and Pong with the
+convolutional network of the preset; one thread.
 
-OMP_NUM_THREADS=1 python benchmarks/actor_loop.py [--rounds 9]
+OMP_NUM_THREADS=1 python benchmarks/actor_loop.py [--rounds 9] [--only cartpole pong]
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from rounds import interleaved, table
 
-from outrider.agents.dqn import DqnConfig
-from outrider.agents.exploration import EpsilonGreedyConfig
+from outrider.agents.dqn import DqnConfig, build_seeded
+from outrider.agents.exploration import EpsilonGreedyConfig, epsilon_greedy
 from outrider.channel import ReplayBufferProxy, item_channel
-from outrider.core import StepProcessorConfig
+from outrider.core import Env, EnvSpec, StepProcessorConfig
 from outrider.envs.gymnasium import GymEnvConfig
 from outrider.flags import StopFlag
+from outrider.run_config import RunConfig
 from outrider.sampling import NStepProcessorConfig, Sampler, SimpleStepProcessorConfig
 
 STEPS = 20_000  # env steps of a round
+PONG_STEPS = 2_000
 CONFIG = DqnConfig(hidden=(64, 64), explorer=EpsilonGreedyConfig(start=0.05, final=0.05, decay_env_steps=1))
 ENV = GymEnvConfig(id="CartPole-v1")
 
@@ -68,21 +73,57 @@ def bare(n_envs: int) -> Callable[[], int]:
 
 
 def whole(n_envs: int, processor: StepProcessorConfig) -> Callable[[], int]:
-    """Policy, environments, step processor, proxy and ring; the ring has room for a round and is emptied after it."""
-    spec, stop = ENV.spec(), StopFlag()
-    layout = processor.layout(spec)
+    """Policy, environments, step processor, proxy and ring."""
+    return actor(ENV.spec(), ENV.build(0, n_envs), new_policy(), processor, 64, STEPS)
+
+
+def actor(
+    spec: EnvSpec, env: Env, policy: Any, processor: StepProcessorConfig, n_buffer: int, steps: int
+) -> Callable[[], int]:
+    """An actor's loop; the ring has room for a round and is emptied after it."""
+    layout, stop = processor.layout(spec), StopFlag()
     sender, receiver = item_channel()
-    sender.bind(layout, n_actors=1, n_buffer=64, n_slots=2 * STEPS // 64, backend="threads")
+    sender.bind(layout, n_actors=1, n_buffer=n_buffer, n_slots=2 * steps // n_buffer, backend="threads")
     proxy = ReplayBufferProxy.build(sender.proxy_config, sender, 0, 0, stop)
-    env = ENV.build(0, n_envs)
-    sampler = Sampler(env, new_policy(), processor.build(spec, n_envs), layout)
+    sampler = Sampler(env, policy, processor.build(spec, env.n_envs), layout)
     sampler.reset()
 
     def run() -> int:
         receiver.drain(lambda message: None)
-        return act(sampler, proxy, STEPS)
+        return act(sampler, proxy, steps)
 
     return run
+
+
+def pong(n_envs: int) -> dict[str, Callable[[], int]]:
+    """`AtariVectorEnv.step` and the network in inference mode alone, and the actor of the preset.
+
+    Both play the same games: the same seeds, values and random actions.
+    """
+    from ale_py.vector_env import AtariVectorEnv
+
+    config = RunConfig.from_sources("pong-dqn")
+    agent = replace(config.agent, explorer=EpsilonGreedyConfig(start=0.05, final=0.05, decay_env_steps=0))
+    spec, env = config.env.spec(), config.env.build(range(n_envs), n_envs)
+    module = build_seeded(agent, spec, seed=0).eval()
+    envs: Any = AtariVectorEnv(
+        "pong", n_envs, num_threads=1, autoreset_mode="SameStep", repeat_action_probability=0.0, reward_clipping=False
+    )
+    rng = np.random.default_rng(0)
+    state = {"obs": envs.reset(seed=np.arange(n_envs))[0]}
+
+    @torch.inference_mode()
+    def bare_loop() -> int:
+        obs = state["obs"]
+        for _ in range(PONG_STEPS // n_envs):
+            q = module(torch.from_numpy(obs)).numpy()
+            obs, *_ = envs.step(epsilon_greedy(q, 0.05, rng))
+        state["obs"] = obs
+        return PONG_STEPS
+
+    policy = agent.build_actor(spec, seed=0)
+    whole_loop = actor(spec, env, policy, config.step_processor, config.actors.n_buffer, PONG_STEPS)
+    return {"bare loop": bare_loop, "actor, frames": whole_loop}
 
 
 def act(sampler: Sampler, proxy: ReplayBufferProxy, steps: int) -> int:
@@ -102,14 +143,17 @@ def act(sampler: Sampler, proxy: ReplayBufferProxy, steps: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    rounds = parser.parse_args().rounds
-    for n_envs in (1, 16):
+    parser.add_argument("--only", nargs="*", default=["cartpole", "pong"])
+    options = parser.parse_args()
+    for n_envs in (1, 16) if "cartpole" in options.only else ():
         candidates = {
             "bare loop": bare(n_envs),
             "actor, 1-step": whole(n_envs, SimpleStepProcessorConfig()),
             "actor, 3-step": whole(n_envs, NStepProcessorConfig(n_steps=3, gamma=0.99)),
         }
-        table(f"CartPole, {n_envs} environments, per env step", interleaved(candidates, rounds), "bare loop")
+        table(f"CartPole, {n_envs} environments, per env step", interleaved(candidates, options.rounds), "bare loop")
+    if "pong" in options.only:
+        table("Pong, 8 environments, per env step", interleaved(pong(8), options.rounds), "bare loop")
 
 
 if __name__ == "__main__":
