@@ -1,5 +1,4 @@
-"""The whole actor loop against a bare loop of environment and policy: CartPole with an MLP 64-64, and Pong with the
-convolutional network of the preset; one thread.
+"""The whole actor loop against a bare loop of environment and policy: CartPole with an MLP, Pong as in its preset.
 
 OMP_NUM_THREADS=1 python benchmarks/actor_loop.py [--rounds 9] [--only cartpole pong]
 """

@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from itertools import count
 
 import numpy as np
+from gymnasium import spaces
 from rounds import interleaved, table
 
 from outrider.channel import ReplayBufferProxy, item_channel
+from outrider.core import EnvSpec
 from outrider.envs.gymnasium import GymEnvConfig
 from outrider.flags import StopFlag
+from outrider.frame_stream import frame_layout
 from outrider.model_sync import model_channel
+from outrider.replay.frames import FrameReplayBufferConfig
 from outrider.replay.uniform import SimpleReplayBufferConfig
 from outrider.sampling import transition_layout
 from outrider.testing import random_rows
 
 ROWS = 16_384
 LAYOUT = transition_layout(GymEnvConfig(id="CartPole-v1").spec())
+ATARI = EnvSpec("atari", spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6), frame_stack=4)
+N_ENVS, MESSAGE, SLOTS = 8, 128, 8  # of Atari: games, frames of a message, messages that a ring has room for
 
 
 def through_the_channel(block: int) -> Callable[[], int]:
@@ -63,6 +70,45 @@ def in_one_process(block: int) -> Callable[[], int]:
         return ROWS
 
     return run
+
+
+def frames() -> dict[str, Callable[[], int]]:
+    """Push the frames of a step of all games, drain into a frame replay buffer; and copy the same bytes twice."""
+    layout = frame_layout(ATARI)
+    sender, receiver = item_channel()
+    sender.bind(layout, n_actors=1, n_buffer=MESSAGE, n_slots=SLOTS, backend="processes")
+    proxy = ReplayBufferProxy.build(sender.proxy_config, sender, 0, 0, StopFlag())
+    buffer = FrameReplayBufferConfig(capacity=ROWS).build(layout)
+    blocks = np.zeros((2, N_ENVS), layout.record_dtype())
+    blocks["frame"] = np.random.default_rng(0).integers(0, 256, blocks["frame"].shape)
+    blocks["env"] = np.arange(N_ENVS)
+    clock = count()
+
+    def next_block() -> np.ndarray:
+        t = next(clock)
+        block = blocks[t % 2]
+        block["t"] = t
+        return block
+
+    def channel() -> int:
+        for _ in range(ROWS // MESSAGE):
+            for _ in range(MESSAGE // N_ENVS):
+                proxy.push(next_block())
+            receiver.drain(lambda message: buffer.push_from(message.items, message.actor))
+        return ROWS
+
+    between = np.zeros((SLOTS * MESSAGE, blocks.itemsize), np.uint8)
+    last = np.zeros((ROWS, blocks.itemsize), np.uint8)
+
+    def copies() -> int:
+        for row in range(0, ROWS, MESSAGE):
+            slot = between[row % len(between) :][:MESSAGE]
+            for at in range(0, MESSAGE, N_ENVS):
+                slot[at : at + N_ENVS] = next_block().view(np.uint8).reshape(N_ENVS, -1)
+            last[row : row + MESSAGE] = slot
+        return ROWS
+
+    return {"two copies in memory": copies, "channel": channel}
 
 
 def models(n: int) -> dict[str, Callable[[], int]]:
@@ -114,6 +160,8 @@ def main() -> None:
             {"written and copied in one process": in_one_process(block), "channel": through_the_channel(block)}, rounds
         )
         table(f"CartPole rows, {block} a push, 64 a message, both sides, per row", times, next(iter(times)))
+    times = interleaved(frames(), rounds)
+    table(f"Atari frames, {N_ENVS} a push, {MESSAGE} a message, both sides, per frame", times, next(iter(times)))
     for n in (5_000, 1_700_000):
         times = interleaved(models(n), rounds)
         table(f"{n:,} parameters, per publication", times, next(iter(times)))

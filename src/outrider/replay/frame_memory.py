@@ -117,10 +117,13 @@ class FrameMemory:
         m, gone, ready = n_rows(items), [_NO_PLACES], [_NO_PLACES]
         for first in range(0, m, self.capacity):
             part = {name: column[first : first + self.capacity] for name, column in columns.items()}
-            if not saved:
-                part = _by_env(part)
-            gone.append(self._overwrite(len(part["t"])))
+            frames = part.pop("frame")
+            order = None if saved else _by_env(part["env"])
+            if order is not None:
+                part = {name: column[order] for name, column in part.items()}
+            gone.append(self._overwrite(len(frames)))
             places = self._write(part)
+            self._copy(frames, places, order)
             self._link(places, part)
             ready.append(self._complete(places, part["terminated"] | part["truncated"]))
         if m > self.capacity:  # what an earlier part made ready may be gone again
@@ -135,8 +138,7 @@ class FrameMemory:
         n = max(0, self.inserted - self.oldest + m - self.capacity)
         if not n:
             return _NO_PLACES
-        lost = [np.r_[span] for span in self.entries.spans(self.oldest, self.oldest + n)]
-        at = np.concatenate(lost)
+        at = self.entries.places(np.arange(self.oldest, self.oldest + n))
         self.previous[self.next[at]] = self._lost
         gone = []
         following = at
@@ -150,37 +152,40 @@ class FrameMemory:
         return found
 
     def _write(self, columns: dict[str, Array]) -> Array:
-        """Store entries and frames; gives their places."""
+        """Store entries; gives their places."""
         first = self.inserted
-        frames = columns["frame"]
-        self.entries.push({name: column for name, column in columns.items() if name != "frame"})
-        places, done = [], 0
-        for span in self.entries.spans(first, self.inserted):
-            n = span.stop - span.start
-            self.frames[span] = frames[done : done + n]
-            places.append(np.arange(span.start, span.stop))
-            done += n
-        return np.concatenate(places) if places else _NO_PLACES
+        self.entries.push(columns)
+        return self.entries.places(np.arange(first, self.inserted))
+
+    def _copy(self, frames: Array, places: Array, order: Array | None) -> None:
+        """Store frames as they came ``[m]``, of which that at ``order[i]`` belongs to the entry in ``places[i]``."""
+        if order is not None:
+            to = np.empty_like(places)
+            to[order] = places
+            places = to  # frames are copied once: sorting them first takes longer than all the rest
+        self.frames[places] = frames
 
     def _link(self, places: Array, columns: dict[str, Array]) -> None:
         """Link the newest entries with those before them in their streams."""
-        m = len(places)
-        streams = columns["actor"].astype(np.int64) << 32 | columns["env"]
-        order = np.argsort(streams, kind="stable")
-        stream, t, place = streams[order], columns["t"][order], places[order]
-        ended = (columns["terminated"] | columns["truncated"])[order]
-        before, t_before = np.empty(m, np.int64), np.empty(m, np.int64)
-        before[1:], t_before[1:] = place[:-1], np.where(ended[:-1], _ENDED, t[:-1])
-        heads = np.flatnonzero(np.r_[True, stream[1:] != stream[:-1]]).tolist() if m else []
-        for head, tail in zip(heads, [*heads[1:], m], strict=True):
-            key, last = int(stream[head]), tail - 1
-            number, t_before[head] = self._last.get(key, (-1, _ENDED))
-            before[head] = self.entries.places(np.array(number)) if number >= self.oldest else self._lost
-            newest = self.inserted - m + int(order[last])
-            self._last[key] = newest, _ENDED if ended[last] else int(t[last])
+        stream = columns["actor"].astype(np.int64) << 32 | columns["env"]
+        t, ended = columns["t"], columns["terminated"] | columns["truncated"]
+        if (stream[1:] < stream[:-1]).any():
+            order = np.argsort(stream, kind="stable")
+            stream, t, ended, places = stream[order], t[order], ended[order], places[order]
+        t_last = np.where(ended, _ENDED, t)
+        before, t_before = np.empty_like(places), np.empty_like(t)
+        before[1:], t_before[1:] = places[:-1], t_last[:-1]
+        heads = np.flatnonzero(np.concatenate([[True], stream[1:] != stream[:-1]]))
+        tails = np.concatenate([heads[1:], [len(t)]]) - 1
+        keys, oldest = stream[heads].tolist(), self.oldest
+        known = [self._last.get(key, (-1, _ENDED)) for key in keys]
+        before[heads] = [self.entries.place(number) if number >= oldest else self._lost for number, _ in known]
+        t_before[heads] = [last for _, last in known]
+        newest = zip(self.entries.numbers(places[tails]).tolist(), t_last[tails].tolist(), strict=True)
+        self._last.update(zip(keys, newest, strict=True))
         follows = (t == t_before + 1) & (before != self._lost)
-        self.previous[place] = np.where(follows, before, np.where(t == 0, self._nothing, self._lost))
-        self.next[before[follows]] = place[follows]
+        self.previous[places] = np.where(follows, before, np.where(t == 0, self._nothing, self._lost))
+        self.next[before[follows]] = places[follows]
 
     def _complete(self, places: Array, ended: Array) -> Array:
         """Entries whose n-th step, or last one, is among these; gives those that are ready now."""
@@ -232,10 +237,8 @@ class FrameMemory:
         self._last.clear()
 
 
-def _by_env(columns: dict[str, Array]) -> dict[str, Array]:
-    """The entries of one message, those of an environment side by side in the order of time."""
-    env = columns["env"]
+def _by_env(env: Array) -> Array | None:
+    """The order in which the entries of an environment lie side by side, by time; None: they do."""
     if not (env[1:] < env[:-1]).any():
-        return columns
-    order = np.argsort(env, kind="stable")
-    return {name: column[order] for name, column in columns.items()}
+        return None
+    return np.argsort(env, kind="stable")

@@ -69,6 +69,10 @@ class Records:
         """Where rows lie, by their numbers."""
         return (numbers - self._start) % self.capacity
 
+    def place(self, number: int) -> int:
+        """Where one row lies."""
+        return (number - self._start) % self.capacity
+
     def numbers(self, places: Array) -> Array:
         """Numbers of the rows that lie in these places; all of them hold one."""
         return self.inserted - 1 - (self.inserted - 1 - self._start - places) % self.capacity
