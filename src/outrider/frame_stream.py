@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from outrider.config import Config
 from outrider.core import EnvSpec
-from outrider.data import Array, Field, Items, Layout, Obs, Step
+from outrider.data import Array, Field, Items, Layout, Obs, Step, any_true
 from outrider.errors import UnsupportedSpace
 from outrider.item_rows import Rows, valid_rows
 from outrider.spaces import act_field, obs_fields
@@ -67,36 +67,38 @@ class FrameStreamProcessor:
     """The newest frame of each environment's stack, and the last frame of each episode; see :func:`frame_layout`."""
 
     def __init__(self, layout: Layout, n_envs: int) -> None:
-        # Rows 0 to n-1: one per environment; from n on: last frames. The next rows' frames are written when these
-        # rows are complete: hence two blocks.
+        # The next rows' frames are written when these rows are complete: hence two blocks. Of each, the first n rows
+        # are those of the environments, which have views of their own; last frames follow.
+        blocks = [Rows.zeros(layout, 2 * n_envs) for _ in range(2)]
+        self._blocks = [(block, Rows(block.rows[:n_envs])) for block in blocks]
         self._n = n_envs
-        self._blocks = [Rows(layout, 2 * n_envs) for _ in range(2)]
-        for block in self._blocks:
-            block.columns["env"][:n_envs] = np.arange(n_envs)
+        for _, newest in self._blocks:
+            newest.columns["env"][...] = np.arange(n_envs)
 
     def reset(self, init_obs: Obs) -> None:
         """Begin with these first observations ``[n_envs, frame_stack, ...]``."""
-        self._begin(self._blocks[0], init_obs, np.zeros(self._n, np.int32))
+        self._begin(self._blocks[0][1], init_obs, np.zeros(self._n, np.int32))
 
     def process(self, step: Step) -> Items | None:
         """The entries ``[m]`` of this step, m <= 2 * n_envs; they hold until the next call."""
-        block, following = self._blocks
-        n = self._n
-        block.act[:n] = step.act
-        block.reward[:n] = step.reward
-        ended = np.flatnonzero((step.terminated | step.truncated) & step.valid)
-        m = n + len(ended)
-        if len(ended):
-            self._put_last(block, step, ended)
-        begins = step.terminated | step.truncated | ~step.valid
-        self._begin(following, step.init_obs, np.where(begins, 0, block.columns["t"][:n] + 1))
-        self._blocks = [following, block]
-        valid = np.concatenate([step.valid, np.ones(len(ended), np.bool_)]) if len(ended) else step.valid
-        return valid_rows(block.rows[:m], valid)
+        (block, newest), (_, following) = self._blocks
+        self._blocks.reverse()
+        newest.act[...] = step.act
+        newest.reward[...] = step.reward
+        t = newest.columns["t"] + 1
+        if not (any_true(step.terminated) or any_true(step.truncated) or b"\0" in step.valid.tobytes()):
+            self._begin(following, step.init_obs, t)
+            return newest.rows
+        flags = step.terminated | step.truncated
+        self._begin(following, step.init_obs, np.where(flags | ~step.valid, 0, t))
+        ended = np.flatnonzero(flags & step.valid)
+        self._put_last(block, step, ended)
+        valid = np.concatenate([step.valid, np.ones(len(ended), np.bool_)])
+        return valid_rows(block.rows[: len(valid)], valid)
 
     def cut(self, obs: Obs) -> Items | None:
         """The last frames ``[m]`` of all open episodes, truncated there; call `reset` next."""
-        block, n = self._blocks[0], self._n
+        block, n = self._blocks[0][0], self._n
         assert not isinstance(obs, dict)
         begun = np.flatnonzero(block.columns["t"][:n])  # of the others there is nothing yet
         rows = slice(n, n + len(begun))
@@ -107,10 +109,10 @@ class FrameStreamProcessor:
         block.columns["env"][rows] = begun
         return block.rows[rows] if len(begun) else None
 
-    def _begin(self, block: Rows, init_obs: Obs, t: Array) -> None:
+    def _begin(self, newest: Rows, init_obs: Obs, t: Array) -> None:
         assert not isinstance(init_obs, dict)
-        block.columns["frame"][: self._n] = init_obs[:, -1]
-        block.columns["t"][: self._n] = t
+        newest.columns["frame"][...] = init_obs[:, -1]
+        newest.columns["t"][...] = t
 
     def _put_last(self, block: Rows, step: Step, ended: Array) -> None:
         assert not isinstance(step.obs, dict)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider.data import Array, Layout, Obs, leaves
+from outrider.data import Array, Layout, Obs, column_names, leaves
 
 
 class Rows:
-    """A block of rows of one layout, with its columns as views. They are set by ``[...] =``, faster than ``[:] =``."""
+    """A block of records, with its columns as views. They are set by ``[...] =``, faster than ``[:] =``."""
 
-    def __init__(self, layout: Layout, n: int) -> None:
-        self.rows: Array = np.zeros(n, layout.record_dtype())
-        self.columns: dict[str, Array] = {name: self.rows[name] for name in layout.names}
-        self.obs_names = tuple(name for name in layout.names if name.split(".")[0] == "obs")
+    def __init__(self, rows: Array) -> None:
+        self.rows = rows
+        names = column_names(rows)
+        self.columns: dict[str, Array] = {name: rows[name] for name in names}
+        self.obs_names = tuple(name for name in names if name.split(".")[0] == "obs")
         self.act, self.reward = self.columns["act"], self.columns["reward"]
         self.terminated, self.truncated = self.columns["terminated"], self.columns["truncated"]
         self._version = 0
+
+    @classmethod
+    def zeros(cls, layout: Layout, n: int) -> Rows:
+        """So many rows of a layout."""
+        return cls(np.zeros(n, layout.record_dtype()))
 
     def put_obs(self, name: str, obs: Obs) -> None:
         """Copy the observations of all environments into the column(s) of this name."""

@@ -80,7 +80,7 @@ class SimpleStepProcessor:
 
     def __init__(self, layout: Layout, n_envs: int) -> None:
         # The first observation of the next rows is written when these rows are complete: hence two blocks.
-        self._blocks = [Rows(layout, n_envs) for _ in range(2)]
+        self._blocks = [Rows.zeros(layout, n_envs) for _ in range(2)]
         for block in self._blocks:
             block.columns["n_steps"][...] = 1
 
@@ -170,10 +170,10 @@ class NStepProcessor:
     def __init__(self, layout: Layout, n_envs: int, n_steps: int, gamma: float) -> None:
         slots = n_steps + 1  # one more, since the next start is written while a block is handed out
         self._n, self._n_envs, self._slots = n_steps, n_envs, slots
-        self._starts = [Rows(layout, n_envs) for _ in range(slots)]
+        self._starts = [Rows.zeros(layout, n_envs) for _ in range(slots)]
         for block in self._starts:
             block.columns["n_steps"][...] = n_steps
-        self._gathered = Rows(layout, n_envs * n_steps)
+        self._gathered = Rows.zeros(layout, n_envs * n_steps)
         self._sums = np.zeros((slots, n_envs), np.float64)
         ages = (np.arange(slots)[:, None] - np.arange(slots)) % slots  # of slot s (column) when t is in the row's slot
         self._discounts = (float(gamma) ** ages)[:, :, None]
