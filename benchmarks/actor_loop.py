@@ -135,7 +135,8 @@ def act(sampler: Sampler, proxy: ReplayBufferProxy, steps: int) -> int:
             proxy.report(episodes)
         if items is not None:
             proxy.push(items)
-        proxy.tick()
+        else:
+            proxy.tick()
     return sampler.env_steps - before
 
 

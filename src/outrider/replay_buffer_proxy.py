@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from outrider.config import Config, require
-from outrider.data import Episode, Items, column_names, n_rows
+from outrider.data import Array, Episode, Items, column_names, n_rows
 from outrider.errors import ChannelClosed, LayoutMismatch
 from outrider.flags import StopFlag
 from outrider.health import BadDataPolicy, RowHealth
@@ -139,17 +139,50 @@ class ReplayBufferProxy:
             LayoutMismatch: Columns, shapes or dtypes are not those of the layout (looked at in the first push).
             BadData: A value is not finite (looked at when the message is sent), and the config says ``raise``.
         """
-        if isinstance(items, np.ndarray):
-            if items.dtype is not self._own_dtype:  # comparing dtypes costs more than the copy
-                if not self._checked:
-                    self._check(items)
-                if items.dtype != self._record or not self._itemsize:
-                    self._push_columns(items)
-                    return
-                self._own_dtype = items.dtype
-            small = items.nbytes <= SMALL_BYTES or not items.flags.c_contiguous
-            self._push_bytes(items.tobytes() if small else items.view(np.uint8).data)
+        if not isinstance(items, np.ndarray):
+            self._push_mapping(items)
             return
+        if items.dtype is not self._own_dtype and not self._is_own(items):
+            self._push_columns(items)
+            return
+        small = items.nbytes <= SMALL_BYTES or not items.flags.c_contiguous
+        data = items.tobytes() if small else items.view(np.uint8).data
+        if not data:
+            return
+        if not self._row:
+            self._claim()
+        at = self._at + len(data)
+        if at > self._end:
+            data = self._fill_up(data)
+            at = self._at + len(data)
+        self._memory[self._at : at] = data
+        self._at = at
+        self._row += len(data) // self._itemsize
+        if at == self._end or time.monotonic() >= self._deadline:
+            self._send()
+
+    def _is_own(self, items: Array) -> bool:
+        """Whether rows can be copied as they are."""
+        if not self._checked:
+            self._check(items)
+        own = bool(items.dtype == self._record and self._itemsize)  # costs more than the copy
+        if own:
+            self._own_dtype = items.dtype
+        return own
+
+    def _fill_up(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Send full messages until the rest of the records fits into the one in work; gives the rest."""
+        while self._at + len(data) > self._end:
+            room = self._end - self._at
+            self._memory[self._at : self._end] = data[:room]
+            self._row = self._n_buffer
+            self._send()
+            data = data[room:]
+            if not self._row:
+                self._claim()
+        return data
+
+    def _push_mapping(self, items: Mapping[str, Array]) -> None:
         if not self._checked:
             self._check(items)
         if len(items[self._first_column]) != 1:
@@ -184,28 +217,6 @@ class ReplayBufferProxy:
         while self._episodes and not self._full():
             self._open()
             self._commit()
-
-    def _push_bytes(self, data: bytes | memoryview) -> None:
-        """Copy whole records."""
-        if not data:
-            return
-        if not self._row:
-            self._claim()
-        at = self._at + len(data)
-        while at > self._end:
-            room = self._end - self._at
-            self._memory[self._at : self._end] = data[:room]
-            self._row = self._n_buffer
-            self._send()
-            data = data[room:]
-            if not self._row:
-                self._claim()
-            at = self._at + len(data)
-        self._memory[self._at : at] = data
-        self._at = at
-        self._row += len(data) // self._itemsize
-        if at == self._end or time.monotonic() >= self._deadline:
-            self._send()
 
     def _push_columns(self, items: Items) -> None:
         m, done = n_rows(items), 0

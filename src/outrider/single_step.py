@@ -26,7 +26,8 @@ class SingleStepProcessor:
         self._rows: Array = np.zeros(1, record)
         self._memory = self._rows.view(np.uint8).data
         self._pack = _packer(record).pack_into
-        self._dtype = columns["obs"].dtype
+        # A dtype that was pickled is equal to numpy's own, but only its own is found by identity.
+        self._dtype = np.dtype(columns["obs"].dtype.str)
         self._shape = (1, *columns["obs"].shape)
         self._obs = b""
 
@@ -53,13 +54,13 @@ class SingleStepProcessor:
         self._pack(self._memory, 0, obs, act, reward, last, dead, cut, 1, step.model_version)
         return self._rows
 
-    def _bytes(self, obs: Obs) -> bytes:
-        assert not isinstance(obs, dict)
+    def _bytes(self, obs: Any) -> bytes:
         if obs.dtype is not self._dtype:
             obs = obs.astype(self._dtype)
         if obs.shape != self._shape:
             raise ValueError(f"obs: expected shape {self._shape}, got {obs.shape}")
-        return obs.tobytes()
+        copied: bytes = obs.tobytes()
+        return copied
 
 
 def _packer(record: np.dtype[Any]) -> struct.Struct:

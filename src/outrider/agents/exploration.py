@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from outrider.config import Config, require
-from outrider.data import Array
+from outrider.data import Array, any_true
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +107,6 @@ def epsilon_greedy(q: Array, epsilon: float, rng: np.random.Generator) -> Array:
     act: Array = q.argmax(1)
     if epsilon > 0.0:
         random = rng.random(len(q)) < epsilon
-        if random.any():
+        if any_true(random):
             act[random] = rng.integers(q.shape[1], size=np.count_nonzero(random))
     return act

@@ -200,8 +200,10 @@ class GymEnvConfig(Config):
         return {**self.kwargs, **limit}
 
     def _make(self, registered: registration.EnvSpec) -> gymnasium.Env[Any, Any]:
+        # Whoever builds it resets it first: that needs no wrapper that looks after it in every step.
+        unwatched = dataclasses.replace(registered, order_enforce=False)
         try:
-            return gymnasium.make(registered, disable_env_checker=True, **self._make_kwargs)
+            return gymnasium.make(unwatched, disable_env_checker=True, **self._make_kwargs)
         except gymnasium.error.DependencyNotInstalled as error:
             expected = "an environment whose packages are installed"
             raise ConfigError("env.id", expected, f"{self.id!r} ({_one_line(error)})") from error
