@@ -68,7 +68,8 @@ def in_one_process(block: int) -> Callable[[], int]:
 def models(n: int) -> dict[str, Callable[[], int]]:
     """Publish and fetch n parameters, and copy them twice in memory."""
     sender, receiver = model_channel()
-    info = {"params": np.zeros(n, np.float32)}
+    # Not zeros: until they are written, the kernel has one page of them for all.
+    info = {"params": np.random.default_rng(0).random(n, np.float32)}
     sender.bind(info)
     snapshot = receiver.open()
     between, last = np.empty((3, n), np.float32), np.empty(n, np.float32)

@@ -227,6 +227,34 @@ def test_a_copy_that_was_overtaken_is_made_again() -> None:
     assert snapshot.model_version == 7
 
 
+def test_a_publication_that_was_interrupted_is_not_seen_and_the_next_one_is_whole() -> None:
+    sender, receiver = channel(model())
+    snapshot, late = receiver.open(), receiver.open()
+    for version in (1, 2):
+        sender.publish(version, model(version), version)
+    assert sender._writer is not None
+    fence, fences = sender._writer._fence, [0]
+
+    def interrupted() -> None:
+        fences[0] += 1
+        if fences[0] == 2:  # the slot is full, the version is not out
+            raise KeyboardInterrupt
+        fence()
+
+    sender._writer._fence = interrupted  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        sender.publish(3, model(3), 3)
+    assert sender.published == 2
+    assert snapshot.fetch()
+    assert not snapshot.fetch()
+    assert (snapshot.info["net.bias"] == 2).all()
+    sender.publish(4, model(4), 4)
+    for reader in (snapshot, late):
+        assert reader.fetch()
+        assert reader.model_version == 4
+        assert (reader.info["net.bias"] == 4).all()
+
+
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_no_reader_sees_a_mixed_model_even_if_it_is_stopped_in_the_middle(method: str) -> None:
     n = 200_000  # 0.8 MB: copying takes long enough to be interrupted

@@ -1,7 +1,8 @@
 """Stations (5) and (6): parameters travel from the learner to the actors, latest only.
 
-The learner publishes into a slab of three slots and a version word; an actor copies the newest slot whenever the
-word has changed. Nobody waits for anybody: a reader that is overtaken while it copies notices and copies again.
+The learner publishes into a slab of two slots and two words, the version that is out and the one that was begun; an
+actor copies the newest slot whenever the first has changed. Nobody waits for anybody: a reader that is overtaken while
+it copies sees it by the second, and copies again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from outrider.errors import LayoutMismatch
 from outrider.flags import StopFlag
 from outrider.shared_memory import CACHE_LINE, Arena, Backend, Fence, LocalArena, aligned, allocate
 
-N_SLOTS = 3
+N_SLOTS = 2
 _NAP_S = 1e-3
 _LONGEST_NAP_S = 20e-3
 
@@ -34,7 +35,7 @@ def model_channel() -> tuple[ModelSender, ModelReceiver]:
 class Slab:
     """The memory of a model channel; can be handed to a process while it is started.
 
-    A cache line with the version word, then :data:`N_SLOTS` slots: a cache line with `n_opts` and `env_steps`,
+    A cache line with two words, then :data:`N_SLOTS` slots: a cache line with `n_opts` and `env_steps`,
     then every array, each at the start of a cache line. Version v lies in slot ``v % N_SLOTS``; 0 is none.
     """
 
@@ -44,6 +45,10 @@ class Slab:
     def version(self) -> memoryview:
         """The version word: number of publications."""
         return memoryview(self.arena.buf)[:8].cast("Q")
+
+    def begun(self) -> memoryview:
+        """The version whose slot the sender began to fill last: the one that is out, or the next."""
+        return memoryview(self.arena.buf)[8:16].cast("Q")
 
     def slot(self, slot: int) -> Array:
         """The bytes of a slot."""
@@ -180,7 +185,7 @@ class ModelSender:
 
 class _Writer:
     def __init__(self, slab: Slab) -> None:
-        self._fields, self._word, self._fence = slab.fields, slab.version(), Fence()
+        self._fields, self._word, self._begun, self._fence = slab.fields, slab.version(), slab.begun(), Fence()
         slots = [slab.slot(s) for s in range(N_SLOTS)]
         self._counters = [slot_counters(slot) for slot in slots]
         self._arrays = [list(slot_arrays(slab.fields, slot).values()) for slot in slots]
@@ -194,9 +199,8 @@ class _Writer:
                 require_equal_fields(self._fields, info, "the published model")
         version = self._word[0] + 1
         slot = version % N_SLOTS
-        # Else words of this version could be seen before the last version's number, by a reader of the version
-        # that lay here before.
-        self._fence()
+        self._begun[0] = version
+        self._fence()  # a reader of the version that lay here before must not see words of this one before its number
         self._counters[slot][:] = n_opts, env_steps
         for target, value in zip(self._arrays[slot], values, strict=True):
             target[...] = value
@@ -278,7 +282,7 @@ class ModelSnapshot:
     model_version: int
 
     def __init__(self, slab: Slab) -> None:
-        self._word = slab.version()
+        self._word, self._begun = slab.version(), slab.begun()
         self._slots = [slab.slot(s) for s in range(N_SLOTS)]
         self._fence = Fence()
         self._version = 0
@@ -294,7 +298,8 @@ class ModelSnapshot:
         """Copy the latest model if there is a newer one; costs 0.1 µs if there is none.
 
         Blocks:
-            Not for anybody, but copies again when two newer ones are published during the copy.
+            Not for anybody, but copies again when the one after the next is begun during the copy: only where
+            copying takes longer than the pauses between publications.
 
         Returns:
             Whether there was a newer one.
@@ -306,12 +311,10 @@ class ModelSnapshot:
             self._fence()
             self._copy[:] = self._slots[version % N_SLOTS]
             self._fence()
-            latest = self._word[0]
-            # The writer of version w touches the slot of w - N_SLOTS from the moment that w - 1 is out. What was
-            # copied may be torn, and it lies where the policy's parameters are: there is no way but to go on.
-            if latest - version < N_SLOTS - 1:
+            if self._begun[0] - version < N_SLOTS:
                 break
-            version = latest
+            # What was copied may be torn, and it lies where the policy's parameters are: no way but to go on.
+            version = self._word[0]
         self._version = version
         self.model_version = int(self._counters[0])
         return True
