@@ -70,8 +70,8 @@ def models(n: int) -> dict[str, Callable[[], int]]:
     sender, receiver = model_channel()
     # Not zeros: until they are written, the kernel has one page of them for all.
     info = {"params": np.random.default_rng(0).random(n, np.float32)}
-    sender.bind(info)
-    snapshot = receiver.open()
+    sender.bind(info, n_readers=1)
+    snapshot = receiver.open(0)
     between, last = np.empty((3, n), np.float32), np.empty(n, np.float32)
     times = max(60, 4_000_000 // n)
 
