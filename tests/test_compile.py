@@ -100,9 +100,9 @@ def spec_of(agent: UpdatingAgent) -> EnvSpec:
 def inputs(agent: UpdatingAgent, data: Batch) -> tuple[Tensor, ...]:
     """What a traced or compiled update takes."""
     noise = [torch.randn(shape, generator=torch.Generator().manual_seed(3)) for shape in agent._noise_shapes(ROWS)]
-    tensors = agent._tensors(data)
-    weights = torch.ones(ROWS) if tensors.weights is None else tensors.weights
-    return (*tensors[:5], weights, *noise)
+    given = agent._drivers._fitting((*agent._batches(data), *noise))
+    assert given is not None
+    return given
 
 
 def require_equal_updates(agent: UpdatingAgent, other: Callable[..., Any]) -> None:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, fx
 
 from outrider import processes
-from outrider.agents.tracing import CannotTrace, Parts, StepFunction, state_tensors, trace
+from outrider.agents.tracing import CannotTrace, Parts, StepFunction, copies, state_tensors, trace
 from outrider.version import __version__
 
 KEPT = 32
@@ -177,7 +177,7 @@ def _build(graph: fx.GraphModule, twin: Traceable, path: Path, scratch: Path, th
     compiler = os.environ["CXX"]
     if shutil.which(compiler) is None:
         raise CannotCompile(f"there is no C++ compiler {compiler!r}; the variable CXX may name another one")
-    arguments = tuple(t.clone() for t in (*state_tensors(twin.parts), *twin.inputs))  # equal ones would be made one
+    arguments = copies((*state_tensors(twin.parts), *twin.inputs))  # equal ones would be made one
     program = torch.export.export(graph, arguments, strict=False)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch)  # private, too: what is compiled there is run
     from torch import _inductor  # more than a second
@@ -199,7 +199,7 @@ def _key(graph: fx.GraphModule, threads: int) -> str:
         said.append(f"{node.op} {node.target} {node.args} {node.kwargs}")
         value = node.meta.get("val") if node.op == "placeholder" else None
         if isinstance(value, Tensor):
-            said.append(f"{value.dtype} {tuple(value.shape)} {value.device}")
+            said.append(f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device}")
         if node.op == "get_attr":
             constant = getattr(graph, node.target)
             said.append(constant.dtype)
@@ -252,7 +252,7 @@ class CompiledUpdate:
         self._state = state
 
     def __call__(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        """One update on a batch with noise, all contiguous; gives what the step function does."""
+        """One update on a batch with noise, of the strides that were compiled; gives what the step function does."""
         return self.on(self._state, inputs)
 
     def on(self, state: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.agents.compilation import CannotCompile, Compilation, CompiledUpdate, Traceable
 from outrider.agents.flat import FlatAdam, FlatParameters
-from outrider.agents.tracing import Parts, StepFunction, eager, state_tensors
+from outrider.agents.tracing import Parts, StepFunction, eager, like, state_tensors
 from outrider.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class Drivers:
         """What the compiled update takes, None if this batch has another number of rows."""
         if inputs[0] is None or inputs[0].shape[0] != self._rows:
             return None
-        return tuple([mine if t is None else t.contiguous() for t, mine in zip(inputs, self._example, strict=True)])
+        return tuple([_fitting(t, mine) for t, mine in zip(inputs, self._example, strict=True)])
 
     def _compare(self, inputs: Inputs) -> Outputs:
         """One update by both drivers, the compiled one on copies."""
@@ -214,6 +214,13 @@ class Drivers:
             return self._eager(inputs)
         assert self._compiled is not None
         return tuple(self._compiled(given))
+
+
+def _fitting(given: Tensor | None, example: Tensor) -> Tensor:
+    """What is given, with the strides of the example; the example itself in place of nothing."""
+    if given is None:
+        return example
+    return given if given.stride() == example.stride() else like(example, given)
 
 
 def _skipped(parts: Parts, state: list[Tensor] | None = None) -> float:

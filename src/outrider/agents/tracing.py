@@ -7,7 +7,7 @@ compiled update works on the very tensors of the eager one, in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, Protocol, TypeAlias
 
@@ -90,15 +90,18 @@ class TracedAdam:
         with torch.no_grad():
             norm: Tensor = torch.linalg.vector_norm(grad)
             bad = (loss.detach() + norm) * 0.0 != 0.0
-            if self._max_grad_norm is not None:
-                grad = grad / torch.clamp((norm + 1e-6) / self._max_grad_norm, min=1.0)
             step = self._step + 1.0
-            mean = torch.lerp(self._mean, grad, 1.0 - BETA1)
-            square = self._square * BETA2 + (1.0 - BETA2) * grad * grad
             # in double precision, as the kernel does: in float32 little would be left of 1 - 0.999
             correction1, correction2 = (1.0 - torch.pow(beta, step.double()) for beta in (BETA1, BETA2))
-            denominator = square.sqrt() / correction2.sqrt().float() + self._eps
-            vector = params.vector - (self._lr / correction1).float() * mean / denominator
+            limit = self._max_grad_norm
+            clip = torch.ones_like(norm) if limit is None else 1.0 / torch.clamp((norm + 1e-6) / limit, min=1.0)
+            # stacked, for that makes them a tensor in memory: else every few parameters they are computed anew
+            factors = torch.stack((clip, (self._lr / correction1).float(), correction2.rsqrt().float()))
+            clip, rate, scale = factors.unbind()
+            grad = grad * clip
+            mean = torch.lerp(self._mean, grad, 1.0 - BETA1)
+            square = self._square * BETA2 + (1.0 - BETA2) * grad * grad
+            vector = params.vector - rate * mean / (square.sqrt() * scale + self._eps)
             for old, new in (
                 (self._mean, mean),
                 (self._square, square),
@@ -117,6 +120,16 @@ def state_tensors(parts: Parts) -> list[Tensor]:
     for part in parts.values():
         found += part.tensors()
     return found
+
+
+def copies(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Copies with the same strides, which those of a column of records keep no other way."""
+    return tuple([like(t, t) for t in tensors])
+
+
+def like(model: Tensor, values: Tensor) -> Tensor:
+    """A new tensor with the shape, dtype and strides of `model`, and these values."""
+    return torch.empty_strided(model.shape, model.stride(), dtype=model.dtype).copy_(values.detach())
 
 
 def eager(parts: Parts, step: StepFunction) -> Callable[[tuple[Any, ...]], tuple[Tensor, ...]]:
@@ -150,7 +163,7 @@ def trace(parts: Parts, step: StepFunction, inputs: tuple[Tensor, ...]) -> fx.Gr
                 adams[name] = TracedAdam(part, nets[of[id(part.params)]], given)
         return step(nets, adams, tensors[len(state) :])
 
-    graph = make_fx(whole)(*(t.detach().clone() for t in (*state, *inputs)))
+    graph = make_fx(whole)(*copies((*state, *inputs)))
     _require_function(graph)
     return graph
 
