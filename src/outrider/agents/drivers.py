@@ -131,11 +131,11 @@ class Drivers:
     def _load(self, timeout_s: float) -> bool:
         """Take over the compiled update, once it is there."""
         assert self._compilation is not None
-        path = self._compilation.poll(timeout_s)
-        if path is None:
+        made = self._compilation.poll(timeout_s)
+        if made is None:
             return False
         self._compilation = None
-        self._compiled = CompiledUpdate(path, state_tensors(self._parts))
+        self._compiled = CompiledUpdate(made, state_tensors(self._parts))
         self._run = self._compare
         return True
 
@@ -170,7 +170,9 @@ class Drivers:
         assert self._compiled is not None
         live = state_tensors(self._parts)
         before, copies = [t.clone() for t in live], [t.clone() for t in live]
+        generator = torch.get_rng_state()
         outputs = self._eager(inputs)
+        torch.set_rng_state(generator)  # both draw the same numbers
         compiled_outputs = tuple(self._compiled.on(copies, given))
         if _skipped(self._parts) != _skipped(self._parts, before):
             return outputs  # nothing was changed that could be compared

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from outrider.agents.draws import Draw, DrawsByValue, take_out
 from outrider.agents.flat import BETA1, BETA2, FlatAdam, FlatParameters
 
 
@@ -139,13 +140,33 @@ def eager(parts: Parts, step: StepFunction) -> Callable[[tuple[Any, ...]], tuple
     return lambda inputs: step(nets, adams, inputs)
 
 
-def trace(parts: Parts, step: StepFunction, inputs: tuple[Tensor, ...]) -> fx.GraphModule:
-    """The update as a graph: a function of :func:`state_tensors` and `inputs`, changing the former in place.
+class Traced(NamedTuple):
+    """An update as a graph.
+
+    Attributes:
+        graph: A function of :func:`state_tensors`, the inputs and what is drawn, changing the first in place.
+        draws: Random numbers that networks draw.
+    """
+
+    graph: fx.GraphModule
+    draws: tuple[Draw, ...]
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """One update."""
+        results: tuple[Tensor, ...] = self.graph(*tensors, *[draw() for draw in self.draws])
+        return results
+
+
+def trace(parts: Parts, step: StepFunction, inputs: tuple[Tensor, ...]) -> Traced:
+    """The update as a graph.
 
     Args:
         parts: What the agent trains. It is left as it is.
         step: The agent's update.
         inputs: A batch with the noise; shapes and dtypes are those of the graph.
+
+    Raises:
+        CannotTrace: A network is no function of its arguments and of random numbers.
     """
     state = state_tensors(parts)
     # copies: functional_call does not restore a module that has a layer twice
@@ -164,17 +185,19 @@ def trace(parts: Parts, step: StepFunction, inputs: tuple[Tensor, ...]) -> fx.Gr
         return step(nets, adams, tensors[len(state) :])
 
     graph = make_fx(whole)(*copies((*state, *inputs)))
-    _require_function(graph)
-    return graph
+    try:
+        draws = take_out(graph)
+    except DrawsByValue as error:
+        raise CannotTrace(f"a network draws random numbers by the values of tensors ({error})") from error
+    _require_no_change(graph)
+    return Traced(graph, draws)
 
 
-def _require_function(graph: fx.GraphModule) -> None:
-    """Make sure that nothing but its arguments decides what the graph gives, and that it changes nothing else."""
+def _require_no_change(graph: fx.GraphModule) -> None:
+    """Make sure that the graph changes nothing but its arguments."""
     for node in graph.graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
-        if torch.Tag.nondeterministic_seeded in node.target.tags:
-            raise CannotTrace(f"a network draws random numbers while it computes ({node.target})")
         for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and isinstance(given, fx.Node) and given.op == "get_attr":
