@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from rounds import interleaved, table
@@ -60,8 +59,9 @@ def built(config: DqnConfig | SacConfig, spec: EnvSpec, compile: str) -> Updatin
 
 
 def random_batch(spec: EnvSpec, size: int) -> Batch:
-    rows = random_rows(transition_layout(spec), size, env_spec=spec)
-    return Batch(rows, np.arange(size))
+    buffer = SimpleReplayBufferConfig(capacity=size).build(transition_layout(spec))
+    buffer.push(random_rows(buffer.layout, size, env_spec=spec))
+    return buffer.batch(size)
 
 
 def bare(agent: UpdatingAgent, batch: Batch) -> Callable[[], int]:

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from outrider.agents.capture import CapturedUpdate, restore
 from outrider.agents.compilation import CannotCompile, Compilation, CompiledUpdate, Traceable
 from outrider.agents.flat import FlatAdam, FlatParameters
 from outrider.agents.tracing import Parts, StepFunction, eager, like, state_tensors
@@ -76,17 +77,18 @@ class Drivers:
         example: tuple[Tensor, ...],
         device: torch.device,
     ) -> None:
-        if mode == "on" and device.type != "cpu":
-            raise ConfigError("agent.compile", "off or auto: only updates on the CPU are compiled", f"on, {device}")
+        if mode == "on" and device.type not in ("cpu", "cuda"):
+            raise ConfigError("agent.compile", "off or auto for updates on this device", f"on, {device}")
         self.choice = Choice(compiled=False, ratio=None)
-        self._mode = mode if device.type == "cpu" else "off"
+        self._mode = mode if device.type in ("cpu", "cuda") else "off"
+        self._on_cpu = device.type == "cpu"
         self._parts = parts
         self._eager: Callable[[Inputs], Outputs] = eager(parts, step)
         self._twin = twin
         self._example = example
         self._rows = example[0].shape[0]
         self._compilation: Compilation | None = None
-        self._compiled: CompiledUpdate | None = None
+        self._compiled: CompiledUpdate | CapturedUpdate | None = None
         self._times: tuple[list[float], list[float]] = ([], [])  # of eager and compiled updates, while both are tried
         self._n = 0
         self._run = self._eager
@@ -105,6 +107,9 @@ class Drivers:
             ConfigError: It is asked for, and not possible.
         """
         if self._mode == "off" or self._compilation is not None or self._compiled is not None:
+            return
+        if not self._on_cpu:
+            self._run = self._capture
             return
         try:
             self._compilation = Compilation(self._twin)
@@ -160,6 +165,38 @@ class Drivers:
             return None
         return tuple([_fitting(t, mine) for t, mine in zip(inputs, self._example, strict=True)])
 
+    def _capture(self, inputs: Inputs) -> Outputs:
+        """The first update on a GPU: as it is written, then recorded and replayed on the same state."""
+        given = self._fitting(inputs)
+        if given is None:
+            return self._eager(inputs)
+        live = state_tensors(self._parts)
+        before = [t.clone() for t in live]
+        outputs = tuple([t.clone() for t in self._eager(inputs)])
+        after = [t.clone() for t in live]
+        if _skipped(self._parts) != _skipped(self._parts, before):
+            return outputs  # nothing was changed that could be compared
+        restore(live, before)
+        try:
+            captured = CapturedUpdate(self._eager, given, live)
+            results = captured(given)
+            wrong = difference(self._parts, before, after, live) or _outputs_differ(outputs, results)
+        except RuntimeError as error:
+            wrong = str(error).splitlines()[0]
+        if wrong:
+            restore(live, after)
+            self._refuse(f"it cannot be a CUDA graph: {wrong}")
+            return outputs
+        self._compiled = captured
+        self._keep(compiled=True, ratio=None)
+        return results
+
+    def _refuse(self, reason: str) -> None:
+        """The update will run as it is written, or not at all."""
+        if self._mode == "on":
+            raise ConfigError("agent.compile", "a compiled update that does what the agent's own does", reason)
+        self._give_up(reason)
+
     def _compare(self, inputs: Inputs) -> Outputs:
         """One update by both drivers, the compiled one on copies."""
         given = self._fitting(inputs)
@@ -167,7 +204,7 @@ class Drivers:
             return self._eager(inputs)
         for i, (t, mine) in enumerate(zip(given, self._example, strict=True)):
             assert t.shape == mine.shape and t.dtype == mine.dtype, f"input {i}: {t.shape} {t.dtype}"  # noqa: PT018
-        assert self._compiled is not None
+        assert isinstance(self._compiled, CompiledUpdate)
         live = state_tensors(self._parts)
         before, copies = [t.clone() for t in live], [t.clone() for t in live]
         generator = torch.get_rng_state()
@@ -177,16 +214,13 @@ class Drivers:
         if _skipped(self._parts) != _skipped(self._parts, before):
             return outputs  # nothing was changed that could be compared
         wrong = difference(self._parts, before, live, copies) or _outputs_differ(outputs, compiled_outputs)
-        if wrong and self._mode == "on":
-            raise ConfigError("agent.compile", "a compiled update that does what the agent's own does", wrong)
         if wrong:
-            self._give_up(f"compiled, it does something else: {wrong}")
+            self._refuse(f"compiled, it does something else: {wrong}")
             return outputs
         if self._mode == "auto":
             self._run = self._try
             return outputs
-        for tensor, copy in zip(live, copies, strict=True):  # a run that is resumed here goes on bit for bit
-            tensor.copy_(copy)
+        restore(live, copies)  # a run that is resumed here goes on bit for bit
         self._keep(compiled=True, ratio=None)
         return compiled_outputs
 

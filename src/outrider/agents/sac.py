@@ -65,7 +65,7 @@ class SacConfig(Config):
             any case; ``raise`` ends the run at the next record of the agent, ``skip`` says so once and goes on.
         compile: Whether the whole update is compiled, which needs a C++ compiler once. ``on``: before the first opt
             step, or the run ends; ``auto``: beside training, in a process of low priority, and kept if it is faster.
-            Only on the CPU. In the synchronous trainer ``auto`` is ``off``, since it depends on time.
+            On a GPU either records a CUDA graph. In the synchronous trainer ``auto`` is ``off``: it depends on time.
         device: Where the learner computes: ``cpu``, ``cuda``, ``cuda:1``, ...; actors always act on the CPU.
     """
 

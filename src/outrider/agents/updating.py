@@ -199,7 +199,8 @@ class UpdatingAgent(ABC):
     def _example(self) -> tuple[Tensor, ...]:
         """A batch with noise of the shapes and dtypes of every batch, with weights of 1."""
         n = self._batch_size
-        return *self._batches.example(n), *(torch.ones(shape) for shape in self._noise_shapes(n))
+        noise = (torch.ones(shape, device=self._device) for shape in self._noise_shapes(n))
+        return *self._batches.example(n), *noise
 
     def traceable(self) -> Traceable:
         """What is compiled of this agent."""
