@@ -121,8 +121,8 @@ def cpprb(kind: str, capacity: int, batch: int) -> Round:
 def outrider(kind: str, capacity: int, batch: int) -> Round:
     import torch
 
-    from outrider.agents.dqn import DqnConfig
     from outrider.agents.batches import Batches
+    from outrider.agents.dqn import DqnConfig
     from outrider.envs.gymnasium import GymEnvConfig
     from outrider.replay.uniform import SimpleReplayBufferConfig
     from outrider.sampling import transition_layout
