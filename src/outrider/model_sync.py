@@ -3,7 +3,7 @@
 The learner publishes into a slab of two slots and two words, the version that is out and the one that was begun; an
 actor copies the newest slot whenever the first has changed. Nobody waits for anybody: a reader that is overtaken while
 it copies sees it by the second, and copies again. A version that every reader has a copy of is written over where it
-lies: mostly one slot is enough, and less memory goes through the caches (``docs/decisions``, 0010).
+lies: where the actors keep up one slot is enough, and less memory goes through the caches (``docs/decisions``, 0010).
 """
 
 from __future__ import annotations
