@@ -1,6 +1,6 @@
 """The whole actor loop against a bare loop of environment and policy: CartPole with an MLP, Pong as in its preset.
 
-OMP_NUM_THREADS=1 python benchmarks/actor_loop.py [--rounds 9] [--only cartpole pong]
+OMP_NUM_THREADS=1 python benchmarks/actor_loop.py [--rounds 31] [--only cartpole pong]
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from outrider.flags import StopFlag
 from outrider.run_config import RunConfig
 from outrider.sampling import NStepProcessorConfig, Sampler, SimpleStepProcessorConfig
 
-STEPS = 20_000  # env steps of a round
-PONG_STEPS = 2_000
+STEPS = 4_000  # env steps of a round
+PONG_STEPS = 800
 CONFIG = DqnConfig(hidden=(64, 64), explorer=EpsilonGreedyConfig(start=0.05, final=0.05, decay_env_steps=1))
 ENV = GymEnvConfig(id="CartPole-v1")
 
@@ -142,7 +142,7 @@ def act(sampler: Sampler, proxy: ReplayBufferProxy, steps: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--only", nargs="*", default=["cartpole", "pong"])
     options = parser.parse_args()
     for n_envs in (1, 16) if "cartpole" in options.only else ():

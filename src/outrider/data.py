@@ -110,7 +110,8 @@ class Layout:
 
 @lru_cache(maxsize=256)
 def _record_dtype(fields: tuple[Field, ...]) -> np.dtype[Any]:
-    return np.dtype([(f.name, f.dtype, f.shape) for f in fields], align=True)
+    # By their codes: a dtype that was pickled equals numpy's own, but only between its own are arrays copied quickly.
+    return np.dtype([(f.name, f.dtype.str, f.shape) for f in fields], align=True)
 
 
 @dataclass(slots=True)

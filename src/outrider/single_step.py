@@ -27,8 +27,7 @@ class SingleStepProcessor:
         self._rows: Array = np.zeros(1, record)
         self._memory = self._rows.view(np.uint8).data
         self._pack = _packer(record).pack_into
-        # A dtype that was pickled is equal to numpy's own, but only its own is found by identity.
-        self._dtype = np.dtype(columns["obs"].dtype.str)
+        self._dtype = record["obs"].base
         self._act_dtype = columns["act"].dtype
         self._shape = (1, *columns["obs"].shape)
         self._obs = b""
