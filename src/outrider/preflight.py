@@ -227,7 +227,7 @@ def _memory(
     if own:
         parts.append(f"{n} actor{'s' * (n > 1)} {_short(own)}")
     parts.append(f"rest {_short(rest)}")
-    advice = "lower replay.capacity or actors.n_actors"
+    advice = "lower replay.capacity or actors.n_actors, or see replay.disk"
     return Check("memory", certain, max(certain, expected), available_bytes(), ", ".join(parts), advice)
 
 
