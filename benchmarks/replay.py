@@ -1,6 +1,7 @@
 """Drawing batches, one thread: uniformly, by priority, from frames that are stored once, and from rows on a disk.
 
-OMP_NUM_THREADS=1 python benchmarks/replay.py [--rounds 15] [--only uniform prioritized frames disk] [--disk .]
+OMP_NUM_THREADS=1 python benchmarks/replay.py [--rounds 15] [--only uniform prioritized frames]
+OMP_NUM_THREADS=1 python benchmarks/replay.py [--rounds 15] --only disk [--disk .]
 
 Every function below, but `cold`, gives candidates for `rounds.interleaved`: a name, and work that returns how many
 batches it was. The first is the limit that the others are compared with.
@@ -212,8 +213,8 @@ def drawing(buffer: Any, size: int, batches: int, td_errors: np.ndarray | None =
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", nargs="*", default=["uniform", "prioritized", "frames", "disk"])
-    parser.add_argument("--disk", default=".")
+    parser.add_argument("--only", nargs="*", default=["uniform", "prioritized", "frames"])
+    parser.add_argument("--disk", default=".", help="directory for 2 GB")
     options = parser.parse_args()
 
     def show(title: str, candidates: Candidates) -> None:
