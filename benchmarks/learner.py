@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from rounds import interleaved, table
@@ -60,14 +59,15 @@ def built(config: DqnConfig | SacConfig, spec: EnvSpec, compile: str) -> Updatin
 
 
 def random_batch(spec: EnvSpec, size: int) -> Batch:
-    rows = random_rows(transition_layout(spec), size, env_spec=spec)
-    return Batch(rows, np.arange(size))
+    buffer = SimpleReplayBufferConfig(capacity=size).build(transition_layout(spec))
+    buffer.push(random_rows(buffer.layout, size, env_spec=spec))
+    return buffer.batch(size)
 
 
 def bare(agent: UpdatingAgent, batch: Batch) -> Callable[[], int]:
     """Updates on one batch that is there as tensors."""
     noise = [torch.randn(shape) for shape in agent._noise_shapes(len(batch))]
-    inputs = (*agent._tensors(batch), *noise)
+    inputs = (*agent._batches(batch), *noise)
 
     def run() -> int:
         for _ in range(OPTS):
@@ -116,7 +116,7 @@ class PlainDqn:
 
     def __init__(self, batch: Batch, *, fused: bool) -> None:
         agent = DQN.build(CARTPOLE.spec())
-        self.data = agent._tensors(batch)
+        self.data = agent._batches.transitions(agent._batches(batch))
         self.online, self.target = (DQN.network_module(CARTPOLE.spec()) for _ in range(2))
         self.adam = torch.optim.Adam(self.online.parameters(), lr=DQN.lr, fused=fused)
 
@@ -148,7 +148,7 @@ class PlainSac:
 
     def __init__(self, batch: Batch, *, fused: bool) -> None:
         agent = SAC.build(CONTROL)
-        self.data = agent._tensors(batch)
+        self.data = agent._batches.transitions(agent._batches(batch))
         self.noise = torch.randn(2, 256, 6)
         self.actor = SAC.actor_module(17, 6)
         self.critic, self.target = TwoCritics(), TwoCritics()
@@ -212,7 +212,7 @@ def drivers(rounds: int, modes: list[str]) -> None:
 
 
 def with_targets(agent: UpdatingAgent, batch: Batch) -> Callable[[], int]:
-    inputs = (*agent._tensors(batch), *(torch.randn(shape) for shape in agent._noise_shapes(len(batch))))
+    inputs = (*agent._batches(batch), *(torch.randn(shape) for shape in agent._noise_shapes(len(batch))))
 
     def run() -> int:
         n = OPTS // 10

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -260,3 +261,27 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
         check=False,
     )
     assert done.stderr == ""
+
+
+def test_a_flag_that_is_mistyped_is_told_from_an_override(outrider: Outrider, wiring: Wiring) -> None:
+    code, _, err = outrider("train", "cartpole-dqn", "--print-confg")
+    assert (code, wiring.calls) == (2, [])
+    assert err.endswith("--print-confg: expected a value, or a flag (did you mean --print-config?), got nothing\n")
+
+
+@pytest.mark.parametrize("into", ["| true", "> /dev/full"])
+def test_output_that_nobody_takes_ends_no_run(into: str) -> None:
+    script = (
+        "import sys\n"
+        "from outrider.cli.printing import reader_optional\n"
+        "for _ in range(2):\n"
+        "    with reader_optional():\n"
+        "        print(200_000 * 'x')\n"
+        "print('went on', file=sys.stderr)"
+    )
+    command = f'set -o pipefail; {sys.executable} -c "$SCRIPT" {into}'
+    environment = os.environ | {"SCRIPT": script}
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, "went on\n")

@@ -9,9 +9,9 @@ from gymnasium import spaces
 from torch import nn
 
 from outrider.agents.acting import NumpyActing, TorchActing
+from outrider.agents.batches import Transitions
 from outrider.agents.dqn import Dqn, DqnConfig, dqn_loss
 from outrider.agents.exploration import ApexEpsilonConfig, EpsilonGreedyConfig, SoftmaxConfig
-from outrider.agents.updating import Transitions
 from outrider.core import Agent, EnvSpec
 from outrider.data import ENV_STEPS, Batch
 from outrider.errors import ConfigError, UnsupportedSpace

@@ -13,8 +13,6 @@ from itertools import product
 
 import pytest
 
-from outrider.model_sync import N_SLOTS
-
 State = dict[str, tuple[int, ...]]
 
 
@@ -165,81 +163,140 @@ def test_a_ring_without_one_of_its_fences_tears(n_slots: int, missing: str) -> N
         explore_ring(4, n_slots, kills=0, **{missing: False})
 
 
-# The slab: two data words stand for the model; version v has v in both.
+# The slab: two data words stand for the model, with 10 * version + interruptions of the sender in both. Version v in
+# slot s is the number 2 * v + s.
 
 
-def slab_writer(n: int, n_slots: int, *, lead_fence: bool, fence: bool) -> list[Op]:
-    """``ModelSender.publish``: fence, fill the slot, fence, version word."""
+class WaitedError(Exception):
+    """A reader that has parameters lost them to a publication that is not out yet: it would wait for the sender."""
+
+
+def slab_writer(
+    others: tuple[bool, ...], *, look_fence: bool, lead_fence: bool, fence: bool, look: bool, go_on: bool
+) -> list[Op]:
+    """``ModelSender.publish``: fence, choose a slot, begun, fence, fill it, fence, out; five ops a publication.
+
+    `others`: for each publication, whether all other readers have the version before it.
+    """
     ops: list[Op] = []
-    for v in range(1, n + 1):
-        epoch = 2 * v if lead_fence else 2 * v - 1
-        ops += [Op(epoch, (), store(word, v % n_slots, lambda s, v=v: v)) for word in ("d0", "d1")]
-        ops.append(Op(2 * v + 1 if fence else 2 * v, (), store("word", 0, lambda s, v=v: v)))
+    for i, they_have in enumerate(others, start=1):
+        choose, first = len(ops), 3 * i if look_fence else 3 * i - 1
+        ops.append(Op(first, (), partial(choose_slot, i, they_have, look, go_on)))
+        ops.append(Op(first, (choose,), store("begun", 0, lambda s, i=i: s["numbers"][i])))
+        second = 3 * i + 1 if lead_fence else first
+        ops += [Op(second, (choose,), partial(fill, word, i)) for word in ("d0", "d1")]
+        ops.append(Op(3 * i + 2 if fence else second, (choose,), store("out", 0, lambda s, i=i: s["numbers"][i])))
     return ops
 
 
-def slab_reader(tries: int, n_slots: int, *, recheck_fence: bool, accept_below: int) -> list[Op]:
-    """``ModelSnapshot.fetch``: version, fence, copy, fence, version again; accept, or go on with the newer one."""
+def choose_slot(i: int, they_have: bool, look: bool, go_on: bool, s: State) -> bool:
+    out, begun = s["numbers"][i - 1], s["begun"][0]
+    free = they_have and (not look or s["have"][0] in (0, out))
+    slot = begun & 1 if go_on and begun > out else (out & 1 if free else ~out & 1)
+    return store("numbers", i, lambda s: (out | 1) + 1 + slot)(s)
 
-    def first(s: State) -> bool:
-        return s["word"][0] != 0 and store("v", 0, lambda s: s["word"][0])(s)
+
+def fill(word: str, i: int, s: State) -> bool:
+    number = s["numbers"][i]
+    return store(word, number & 1, lambda s: 10 * (number >> 1) + s["interrupted"][0])(s)
+
+
+def slab_reader(tries: int, *, recheck_fence: bool, accept: int, early: bool) -> list[Op]:
+    """``ModelSnapshot``: say that it is there, then ``fetch`` after ``fetch``, of which some copy again.
+
+    `accept`: the newest number begun that leaves a copy of 0 whole. `early`: says what it has before it is sure.
+    """
+
+    def look(s: State) -> bool:
+        out, own = s["out"][0], s["own"][0]
+        if s["v"][0] or out >> 1 == len(s["numbers"]) - 1 + s["first"][0]:
+            return bool(s["v"][0]) or out == own or store("v", 0, lambda s: out)(s)
+        return out not in (0, own) and store("v", 0, lambda s: out)(s)
 
     def decide(s: State) -> bool:
-        v, again = s["v"][0], s["again"][0]
-        if v and again - v < accept_below:
-            if (s["r0"][0], s["r1"][0]) != (v, v):
-                raise TornError(f"version {v}: {s['r0'][0]} {s['r1'][0]}")
-            return store("v", 0, lambda s: 0)(s)  # through: the tries that are left do nothing
-        return not v or store("v", 0, lambda s: again)(s)
+        v, begun, own = s["v"][0], s["b"][0], s["own"][0]
+        if not v:
+            return True
+        if begun == v or ((v ^ 1) < begun <= (v ^ 1) + accept and begun & 1 != v & 1):
+            r0, r1 = s["r0"][0], s["r1"][0]
+            if r0 != r1 or r0 // 10 != v >> 1:
+                raise TornError(f"version {v >> 1}: {r0} {r1}")
+            return store("own", 0, lambda s: v)(s) and store("v", 0, lambda s: 0)(s)
+        if begun == v + 2 and own != 1:
+            raise WaitedError(f"version {v >> 1}")
+        return store("v", 0, lambda s: 0 if begun == v + 2 else s["again"][0])(s)
 
-    ops, epoch, before = [Op(0, (), first)], 1, 0
+    ops, epoch = [Op(0, (), store("have", 0, lambda s: 1)), Op(1, (), look)], 2
     for _ in range(tries):
         at = len(ops)
-        words = (("d0", "r0"), ("d1", "r1"))
-        ops += [Op(epoch, (before,), copy_word(word, register, n_slots)) for word, register in words]
+        ops += [Op(epoch, (at - 1,), copy_word(word, register)) for word, register in (("d0", "r0"), ("d1", "r1"))]
         epoch += recheck_fence
-        ops.append(Op(epoch, (), store("again", 0, lambda s: s["word"][0] if s["v"][0] else 0)))
-        ops.append(Op(epoch, (at, at + 1, at + 2), decide))
+        for word, register in (("begun", "b"), ("out", "again")):
+            ops.append(Op(epoch, (), store(register, 0, lambda s, word=word: s[word][0] if s["v"][0] else 0)))
+        ops.append(Op(epoch, (at, at + 1, at + 2, at + 3), decide))
+        say = store("have", 0, lambda s: s["v" if early and s["v"][0] else "own"][0])
+        ops.append(Op(epoch, (at - 1,) if early else (at + 4,), say))
+        ops.append(Op(epoch, (at + 4,), look))
         epoch += 1
-        before = at + 3
     return ops
 
 
-def copy_word(word: str, register: str, n_slots: int) -> Callable[[State], bool]:
-    return store(register, 0, lambda s: s[word][s["v"][0] % n_slots] if s["v"][0] else 0)
+def copy_word(word: str, register: str) -> Callable[[State], bool]:
+    return store(register, 0, lambda s: s[word][s["v"][0] & 1] if s["v"][0] else 0)
 
 
 def explore_slab(
-    n_slots: int,
+    n: int = 3,
+    interruptions: int = 0,
     *,
-    n: int = 7,
+    look_fence: bool = True,
     lead_fence: bool = True,
     fence: bool = True,
+    look: bool = True,
+    go_on: bool = True,
     recheck_fence: bool = True,
-    accept_below: int | None = None,
+    accept: int = 2,
+    early: bool = False,
 ) -> int:
-    state: State = {"word": (0,), "v": (0,), "again": (0,), "r0": (0,), "r1": (0,)}
-    state |= dict.fromkeys(("d0", "d1"), (0,) * n_slots)
-    limit = n_slots - 1 if accept_below is None else accept_below
-    reader = slab_reader(n, n_slots, recheck_fence=recheck_fence, accept_below=limit)
-    return explore(slab_writer(n, n_slots, lead_fence=lead_fence, fence=fence), reader, state)
+    def interrupt(s: State) -> int | None:
+        if s["interrupted"][0] == interruptions:
+            return None
+        s["interrupted"] = (s["interrupted"][0] + 1,)
+        return 5 * ((s["out"][0] >> 1) - s["first"][0])
+
+    visited = 0
+    for others in product((False, True), repeat=n):
+        # Nothing is out; or version 1 is, and there was nobody, or one that had it, or one that did not.
+        for first, have in ((0, 0), (1, 0), (1, 2), (1, 1)):
+            out, data = (2, (10, 0)) if first else (0, (0, 0))
+            state: State = {"first": (first,), "numbers": (out,) + (0,) * n, "out": (out,), "begun": (out,)}
+            state |= {"have": (have,), "own": (1,), "d0": data, "d1": data}
+            state |= dict.fromkeys(("v", "b", "again", "r0", "r1", "interrupted"), (0,))
+            reader = slab_reader(n + 1, recheck_fence=recheck_fence, accept=accept, early=early)
+            writer = slab_writer(
+                others, look_fence=look_fence, lead_fence=lead_fence, fence=fence, look=look, go_on=go_on
+            )
+            visited += explore(writer, reader, state, interrupt)
+    return visited
 
 
-@pytest.mark.parametrize("n_slots", [2, N_SLOTS, 4])
-def test_no_interleaving_of_a_slab_gives_a_mixed_model(n_slots: int) -> None:
-    assert explore_slab(n_slots) > 100
+@pytest.mark.parametrize(("n", "interruptions"), [(3, 0), (2, 1)])
+def test_no_interleaving_of_a_slab_gives_a_mixed_model_or_keeps_a_reader_waiting(n: int, interruptions: int) -> None:
+    assert explore_slab(n, interruptions) > 10_000
 
 
-@pytest.mark.parametrize("n_slots", [2, N_SLOTS, 4])
-@pytest.mark.parametrize(
-    "fault",
-    [{"lead_fence": False}, {"fence": False}, {"recheck_fence": False}, {"accept": 1}],
-    ids=lambda f: next(iter(f)),
-)
-def test_a_slab_without_one_of_its_fences_or_off_by_one_gives_a_mixed_model(
-    n_slots: int, fault: dict[str, int]
-) -> None:
-    if "accept" in fault:
-        fault = {"accept_below": n_slots}
+@pytest.mark.parametrize("fault", [{"lead_fence": False}, {"fence": False}, {"recheck_fence": False}, {"accept": 4}])
+def test_a_slab_without_one_of_its_fences_or_off_by_one_gives_a_mixed_model(fault: dict[str, int]) -> None:
     with pytest.raises(TornError):
-        explore_slab(n_slots, **fault)
+        explore_slab(**fault)
+
+
+@pytest.mark.parametrize("fault", [{"look": False}, {"look_fence": False}, {"early": True}])
+def test_a_sender_that_writes_over_what_somebody_still_copies_keeps_a_reader_waiting(fault: dict[str, bool]) -> None:
+    with pytest.raises(WaitedError):
+        explore_slab(**fault)
+
+
+def test_a_publication_that_was_interrupted_and_is_repeated_in_the_other_slot_gives_a_mixed_model() -> None:
+    with pytest.raises(TornError):
+        explore_slab(2, 1, go_on=False)

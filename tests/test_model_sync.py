@@ -4,7 +4,9 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 
 import numpy as np
 import pytest
@@ -227,14 +229,159 @@ def test_a_copy_that_was_overtaken_is_made_again() -> None:
     assert snapshot.model_version == 7
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_no_reader_sees_a_mixed_model_even_if_it_is_stopped_in_the_middle(method: str) -> None:
+def test_a_publication_that_was_interrupted_is_not_seen_and_the_next_one_is_whole() -> None:
+    sender, receiver = channel(model())
+    snapshot, late = receiver.open(), receiver.open()
+    for version in (1, 2):
+        sender.publish(version, model(version), version)
+    assert sender._writer is not None
+    fence, fences = sender._writer._fence, [0]
+
+    def interrupted() -> None:
+        fences[0] += 1
+        if fences[0] == 3:  # the slot is full, the version is not out
+            raise KeyboardInterrupt
+        fence()
+
+    sender._writer._fence = interrupted  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        sender.publish(3, model(3), 3)
+    assert sender.published == 2
+    assert snapshot.fetch()
+    assert not snapshot.fetch()
+    assert (snapshot.info["net.bias"] == 2).all()
+    sender.publish(4, model(4), 4)
+    for reader in (snapshot, late):
+        assert reader.fetch()
+        assert reader.model_version == 4
+        assert (reader.info["net.bias"] == 4).all()
+
+
+def slots(sender: ModelSender, versions: Iterable[int]) -> list[int]:
+    """Publish, and say in which slots."""
+    found = []
+    for version in versions:
+        sender.publish(version, model(version), version)
+        assert sender._writer is not None
+        found.append(sender._writer._words[0] % 2)
+    return found
+
+
+def test_a_model_is_written_over_once_every_reader_has_a_copy_of_it() -> None:
+    sender, receiver = model_channel()
+    sender.bind(model(), backend="threads", n_readers=3)  # the third does not come
+    readers = [receiver.open(0), receiver.open(1)]
+    first, second = slots(sender, [1, 2])
+    assert first != second
+    for version in range(3, 6):
+        for reader in readers:
+            assert reader.fetch()
+        assert slots(sender, [version]) == [second]
+        for reader in readers:
+            assert (reader.info["net.bias"] == version - 1).all()
+    assert readers[0].fetch()
+    assert slots(sender, [6, 7, 8]) == [first, second, first]  # one of them lags behind
+    for reader in readers:
+        assert reader.fetch()
+    receiver.open(1)  # another one in its place, which has nothing
+    assert slots(sender, [9]) == [second]
+
+
+@pytest.mark.parametrize("number", [None, 2])
+def test_no_model_is_written_over_where_it_lies_if_there_is_a_reader_without_a_number(number: int | None) -> None:
+    sender, receiver = model_channel()
+    sender.bind(model(), backend="threads", n_readers=2)
+    readers = [receiver.open(0), receiver.open(number)]
+    found = []
+    for version in range(1, 5):
+        found += slots(sender, [version])
+        for reader in readers:
+            assert reader.fetch()
+            assert (reader.info["net.bias"] == version).all()
+    assert found in ([0, 1, 0, 1], [1, 0, 1, 0])
+
+
+def test_whoever_comes_while_the_only_model_is_written_over_gets_the_one_that_follows() -> None:
+    sender, receiver = model_channel()
+    sender.bind(model(), backend="threads", n_readers=2)
+    old = receiver.open(0)
+    sender.publish(1, model(1), 1)
+    assert old.fetch()
+    writer = sender._writer
+    assert writer is not None
+    fence, fences, new = writer._fence, [0], []
+
+    def interrupted() -> None:
+        fences[0] += 1
+        if fences[0] == 3:
+            new.append(receiver.open(1))
+            assert not new[0].fetch()
+            assert not old.fetch()
+            raise KeyboardInterrupt
+        fence()
+
+    writer._fence = interrupted  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        sender.publish(2, model(2), 2)
+    assert not new[0].fetch()
+    assert new[0].model_version == -1
+    assert not old.fetch()
+    assert (old.info["net.bias"] == 1).all()
+    sender.publish(3, model(3), 3)
+    for reader in (old, *new):
+        assert reader.fetch()
+        assert reader.model_version == 3
+        assert (reader.info["net.bias"] == 3).all()
+
+
+def test_a_killed_reader_holds_nobody_up_and_another_one_takes_its_number() -> None:
+    n, rng, version = 50_000, random.Random(0), 0
+    sender, receiver = model_channel()
+    weights = np.zeros(n, "f4")
+    sender.bind({"w": weights}, n_readers=2)
+    stop, torn = StopFlag(), StopFlag()
+    context = get_context("forkserver")
+
+    def start(reader: int) -> tuple[BaseProcess, StopFlag]:
+        ready = StopFlag()
+        process = context.Process(target=watch_models, args=(receiver, stop, ready, torn, reader))
+        process.start()
+        return process, ready
+
+    def publish_until(ready: StopFlag, more: int) -> None:
+        nonlocal version
+        deadline = time.monotonic() + 20
+        while more > 0:
+            assert time.monotonic() < deadline
+            more -= ready.is_set()
+            weights[:] = version
+            sender.publish(version, {"w": weights}, version)
+            version += 1
+
+    survivor, _ = start(1)
+    for _ in range(6):
+        victim, ready = start(0)
+        publish_until(ready, rng.randrange(1, 200))
+        victim.kill()
+        victim.join(20)
+        assert victim.exitcode == -signal.SIGKILL
+    last, ready = start(0)
+    publish_until(ready, 100)
+    stop.set()
+    for process in (survivor, last):
+        process.join(20)
+        assert process.exitcode == 0
+    assert not torn.is_set()
+
+
+@pytest.mark.parametrize(("method", "number"), [("forkserver", None), ("forkserver", 0), ("spawn", 0)])
+def test_no_reader_sees_a_mixed_model_even_if_it_is_stopped_in_the_middle(method: str, number: int | None) -> None:
     n = 200_000  # 0.8 MB: copying takes long enough to be interrupted
     sender, receiver = model_channel()
     weights = np.zeros(n, "f4")
-    sender.bind({"w": weights})
+    sender.bind({"w": weights}, n_readers=1)
     stop, ready, torn = StopFlag(), StopFlag(), StopFlag()
-    reader = get_context(method).Process(target=watch_models, args=(receiver, stop, ready, torn))
+    reader = get_context(method).Process(target=watch_models, args=(receiver, stop, ready, torn, number))
     reader.start()
     rng, version = random.Random(0), 0
     deadline = time.monotonic() + 20

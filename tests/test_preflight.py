@@ -82,7 +82,7 @@ def test_memory_that_is_certainly_needed_is_replay_channels_and_a_part_of_each_a
     )
     found = checks(run, spec)["memory"]
     rings = Rings.allocate(layout, 3, 100, 4, 1.0, "threads")
-    channels = rings.arena.nbytes + 3 * 1_000_064 + 3 * (64 - 1_000_064 % 64) % 192
+    channels = rings.arena.nbytes + 2 * 1_000_064
     rings.close()
     replay = 1_000_000 * layout.record_dtype().itemsize
     assert abs(found.certain - (replay + channels + 3 * preflight.CERTAIN_ACTOR_BYTES)) < 1000

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from outrider.core import EnvSpec
 from outrider.data import Array, Field, Layout, Step
+from outrider.errors import LayoutMismatch
 from outrider.health import RowHealth
 from outrider.sampling import SimpleStepProcessor, transition_layout
 from outrider.single_step import SingleStepProcessor
@@ -86,3 +87,12 @@ def test_no_neighbour_hides_a_value_that_is_not_finite_nor_looks_like_one(column
             good = health.good_rows(spoilt, 0)
             assert good is not None
             assert good.tolist() == [i != row for i in range(4)]
+
+
+def test_an_action_of_another_kind_is_refused_by_name() -> None:
+    layout = transition_layout(EnvSpec("any", spaces.Box(-1, 1, (3,)), spaces.Discrete(5)))
+    processor, obs = SingleStepProcessor(layout), np.zeros((1, 3), np.float32)
+    processor.reset(obs)
+    no, step = np.zeros(1, bool), np.array([0.5])
+    with pytest.raises(LayoutMismatch, match=r"^act: expected one of dtype int64, got 0\.5"):
+        processor.process(Step(step, obs, obs, np.zeros(1), no, no, ~no))

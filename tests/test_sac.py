@@ -12,6 +12,7 @@ from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
 from outrider.agents.acting import NumpyActing
+from outrider.agents.batches import Transitions
 from outrider.agents.sac import (
     ActionScale,
     Sac,
@@ -22,7 +23,6 @@ from outrider.agents.sac import (
     squashed_gaussian,
     temperature_loss,
 )
-from outrider.agents.updating import Transitions
 from outrider.core import Agent, EnvSpec
 from outrider.data import ENV_STEPS, Batch
 from outrider.errors import ConfigError, UnsupportedSpace
@@ -164,7 +164,7 @@ def test_images_are_refused_by_name() -> None:
 
 def test_the_batch_is_read_in_units_of_the_environment() -> None:
     agent = SacConfig(**SMALL).build(SPEC)
-    act = agent._tensors(batch(2, act=[BOX.low, BOX.high])).act
+    act = agent._batches(batch(2, act=[BOX.low, BOX.high])).act
     torch.testing.assert_close(act, torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
 
 

@@ -308,7 +308,7 @@ class Actor:
         who = f"actor {self.id}"
         item_sender.layout.require_equal(self.step_proc_config.layout(self.env_spec), "the item channel", who)
         model_receiver.require_equal(self.policy.model_info()[1], who)
-        model = model_receiver.open()
+        model = model_receiver.open(self.id)
         self.cell.state = ActorState.WAITING_FOR_MODEL
         while not model.wait_first(self.stop, BEAT_S):
             if self.stop.is_set():

@@ -185,7 +185,7 @@ class AsyncTrainer:
             env_spec, device=getattr(agent_config, "device", "cpu"), seed=derive(seed, Role.LEARNER)
         )
         buffer = build_buffer(replay_buffer_config, item_receiver.layout)
-        model_sender.bind(agent.model_info()[1], backend=item_receiver.backend)
+        model_sender.bind(agent.model_info()[1], backend=item_receiver.backend, n_readers=item_receiver.n_actors)
         source = PolicySource(agent_config, env_spec, seed)
         return cls(async_trainer_config, agent, buffer, item_receiver, model_sender, stop, source, logs)
 

@@ -198,7 +198,7 @@ class Learner:
     def _judge(self, scored: Scored) -> Record:
         """Keep what was evaluated if it is the best so far."""
         record, score = scored.record, scored.score
-        if not math.isnan(score):  # as it is when the evaluation was stopped
+        if math.isfinite(score):  # NaN: the evaluation was stopped; infinity would be the best for ever
             self._last_score = score
             if self.best_score is None or score > self.best_score:
                 self.best_score = score

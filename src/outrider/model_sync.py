@@ -1,7 +1,9 @@
 """Stations (5) and (6): parameters travel from the learner to the actors, latest only.
 
-The learner publishes into a slab of three slots and a version word; an actor copies the newest slot whenever the
-word has changed. Nobody waits for anybody: a reader that is overtaken while it copies notices and copies again.
+The learner publishes into a slab of two slots and two words, the version that is out and the one that was begun; an
+actor copies the newest slot whenever the first has changed. Nobody waits for anybody: a reader that is overtaken while
+it copies sees it by the second, and copies again. A version that every reader has a copy of is written over where it
+lies: where the actors keep up one slot is enough, and less memory goes through the caches (``docs/decisions``, 0010).
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from outrider.errors import LayoutMismatch
 from outrider.flags import StopFlag
 from outrider.shared_memory import CACHE_LINE, Arena, Backend, Fence, LocalArena, aligned, allocate
 
-N_SLOTS = 3
+N_SLOTS = 2
+_OUT, _BEGUN = 0, 1
+_HAVE = CACHE_LINE // 8
+_NOBODY, _NOTHING = 0, 1
 _NAP_S = 1e-3
 _LONGEST_NAP_S = 20e-3
 
@@ -34,25 +39,46 @@ def model_channel() -> tuple[ModelSender, ModelReceiver]:
 class Slab:
     """The memory of a model channel; can be handed to a process while it is started.
 
-    A cache line with the version word, then :data:`N_SLOTS` slots: a cache line with `n_opts` and `env_steps`,
-    then every array, each at the start of a cache line. Version v lies in slot ``v % N_SLOTS``; 0 is none.
+    Words of 64 bits, then :data:`N_SLOTS` slots: a cache line with `n_opts` and `env_steps`, then every array, each at
+    the start of a cache line. Version v in slot s is the number ``2 * v + s``; 0 is none.
     """
 
     fields: tuple[Field, ...]
+    n_readers: int
     arena: Arena | LocalArena
 
-    def version(self) -> memoryview:
-        """The version word: number of publications."""
-        return memoryview(self.arena.buf)[:8].cast("Q")
+    @classmethod
+    def allocate(cls, fields: tuple[Field, ...], n_readers: int, backend: Backend) -> Slab:
+        """Reserve the memory.
+
+        Raises:
+            ResourceError: Not enough is free; says needed and free.
+        """
+        nbytes = _words_bytes(n_readers) + N_SLOTS * slot_bytes(fields)
+        what = f"model channel ({N_SLOTS} slots for {len(fields)} arrays)"
+        return cls(fields, n_readers, allocate(nbytes, backend, what))
+
+    def words(self) -> memoryview:
+        """A cache line of the sender's: the version that is out, and the one it began last, which is that or the next.
+
+        Then a word of each reader's: the version it has a copy of. The last is shared by readers without a number, and
+        says that there are some.
+        """
+        return memoryview(self.arena.buf)[: _words_bytes(self.n_readers)].cast("Q")
 
     def slot(self, slot: int) -> Array:
         """The bytes of a slot."""
         nbytes = slot_bytes(self.fields)
-        return np.ndarray((nbytes,), np.uint8, cast("Any", self.arena.buf), CACHE_LINE + slot * nbytes)
+        at = _words_bytes(self.n_readers) + slot * nbytes
+        return np.ndarray((nbytes,), np.uint8, cast("Any", self.arena.buf), at)
 
     def close(self) -> None:
         """Free the memory, or leave it to its last view. May be called twice."""
         self.arena.close()
+
+
+def _words_bytes(n_readers: int) -> int:
+    return CACHE_LINE + aligned(8 * (n_readers + 1))
 
 
 def slot_bytes(fields: tuple[Field, ...]) -> int:
@@ -137,12 +163,13 @@ class ModelSender:
         """`n_opts` of the last publication, None before the first."""
         return self._published
 
-    def bind(self, info: ModelInfo, *, backend: Backend = "processes") -> None:
+    def bind(self, info: ModelInfo, *, backend: Backend = "processes", n_readers: int = 0) -> None:
         """Allocate the slab for models of this form; binds the receiver, too. Publishes nothing.
 
         Args:
             info: A model as it will be published: names, shapes and dtypes count.
             backend: Whether the actors are processes or threads of this one.
+            n_readers: How many of them will open it under a number of their own. If all do, publishing is faster.
 
         Raises:
             ChannelError: Bound already.
@@ -150,10 +177,7 @@ class ModelSender:
             ResourceError: Not enough memory; says needed and free.
         """
         self._binding.require_unbound("sender")
-        fields = model_fields(info)
-        nbytes = CACHE_LINE + N_SLOTS * slot_bytes(fields)
-        what = f"model channel ({N_SLOTS} slots for {len(fields)} arrays)"
-        self._binding.bind(Slab(fields, allocate(nbytes, backend, what)))
+        self._binding.bind(Slab.allocate(model_fields(info), n_readers, backend))
 
     def publish(self, n_opts: int, info: ModelInfo, env_steps: int) -> None:
         """Make a model the latest. The arrays are copied.
@@ -180,7 +204,8 @@ class ModelSender:
 
 class _Writer:
     def __init__(self, slab: Slab) -> None:
-        self._fields, self._word, self._fence = slab.fields, slab.version(), Fence()
+        self._fields, self._words, self._fence = slab.fields, slab.words(), Fence()
+        self._have = self._words[_HAVE:]
         slots = [slab.slot(s) for s in range(N_SLOTS)]
         self._counters = [slot_counters(slot) for slot in slots]
         self._arrays = [list(slot_arrays(slab.fields, slot).values()) for slot in slots]
@@ -192,16 +217,23 @@ class _Writer:
         for f, value in zip(self._fields, values, strict=True):
             if value.dtype != f.dtype or value.shape != f.shape:
                 require_equal_fields(self._fields, info, "the published model")
-        version = self._word[0] + 1
-        slot = version % N_SLOTS
-        # Else words of this version could be seen before the last version's number, by a reader of the version
-        # that lay here before.
-        self._fence()
+        slot = self._free_slot()
+        version = (self._words[_OUT] | 1) + 1 + slot
+        self._words[_BEGUN] = version
+        self._fence()  # a reader of the version that lay here before must not see words of this one before its number
         self._counters[slot][:] = n_opts, env_steps
         for target, value in zip(self._arrays[slot], values, strict=True):
             target[...] = value
         self._fence()  # the model before its version
-        self._word[0] = version
+        self._words[_OUT] = version
+
+    def _free_slot(self) -> int:
+        out, begun = self._words[_OUT], self._words[_BEGUN]
+        if begun != out:  # the last publication was interrupted, maybe in the middle of what is out
+            return begun & 1
+        self._fence()  # whoever is not seen now has not looked yet, and will see the latest at least
+        # A reader does not touch what it has a copy of: if all have the latest, its slot is free.
+        return out & 1 if {_NOBODY, out}.issuperset(self._have) else ~out & 1
 
 
 class ModelReceiver:
@@ -229,13 +261,17 @@ class ModelReceiver:
         """Names, shapes and dtypes of the arrays."""
         return self._binding.get("receiver").fields
 
-    def open(self) -> ModelSnapshot:
+    def open(self, reader: int | None = None) -> ModelSnapshot:
         """A private snapshot, for one actor; the threads back end opens one for each.
+
+        Args:
+            reader: Its number, which nobody else uses at the same time; whoever takes the place of one that was
+                killed takes its number, too. None, or one that the channel was not bound for: any reader.
 
         Raises:
             Unbound: Not bound yet; names the missing call.
         """
-        return ModelSnapshot(self._binding.get("receiver"))
+        return ModelSnapshot(self._binding.get("receiver"), reader)
 
     def require_equal(self, info: ModelInfo, who: str) -> None:
         """Compare the model of an actor's policy with the learner's, at start.
@@ -270,18 +306,26 @@ class ModelSnapshot:
 
     Attributes:
         info: The arrays by name, and ``env_steps`` (int64, shape ()): views of the copy that keep their addresses,
-            zeros before the first fetch, and change only inside :meth:`fetch`.
+            of no meaning before the first fetch, and change only inside :meth:`fetch`.
         model_version: `n_opts` of the copy, -1 before the first fetch.
     """
 
     info: Mapping[str, Array]
     model_version: int
 
-    def __init__(self, slab: Slab) -> None:
-        self._word = slab.version()
+    def __init__(self, slab: Slab, reader: int | None) -> None:
+        self._words = slab.words()
         self._slots = [slab.slot(s) for s in range(N_SLOTS)]
         self._fence = Fence()
-        self._version = 0
+        self._version = _NOTHING
+        at = _HAVE + slab.n_readers
+        if reader is not None and 0 <= reader < slab.n_readers:
+            at = _HAVE + reader
+        self._mine = self._words[at : at + 1]
+        self._mine[0] = _NOTHING
+        self._fence()  # said before the first look
+        if at == _HAVE + slab.n_readers:  # shared: nobody may say there what it has
+            self._mine = memoryview(bytearray(8)).cast("Q")
         nbytes = slot_bytes(slab.fields)
         room = np.zeros(nbytes + CACHE_LINE, np.uint8)
         skip = -room.ctypes.data % CACHE_LINE
@@ -294,25 +338,29 @@ class ModelSnapshot:
         """Copy the latest model if there is a newer one; costs 0.1 µs if there is none.
 
         Blocks:
-            Not for anybody, but copies again when two newer ones are published during the copy.
+            Not for anybody, but copies again when the one after the next is begun during the copy: only where
+            copying takes longer than the pauses between publications.
 
         Returns:
             Whether there was a newer one.
         """
-        version = self._word[0]
-        if version == self._version:
+        version = self._words[_OUT]
+        if version == self._version or version == 0:
             return False
         while True:
             self._fence()
-            self._copy[:] = self._slots[version % N_SLOTS]
+            self._copy[:] = self._slots[version & 1]
             self._fence()
-            latest = self._word[0]
-            # The writer of version w touches the slot of w - N_SLOTS from the moment that w - 1 is out. What was
-            # copied may be torn, and it lies where the policy's parameters are: there is no way but to go on.
-            if latest - version < N_SLOTS - 1:
+            begun = self._words[_BEGUN]
+            if begun in (version, (version ^ 1) + 2):  # it, or the next one in the other slot
                 break
-            version = latest
+            # What was copied may be torn, and it lies where the policy's parameters are: no way but to go on, except
+            # for a reader that the sender did not know of yet, and that has no parameters yet.
+            if self._version == _NOTHING and begun == version + 2:
+                return False
+            version = self._words[_OUT]
         self._version = version
+        self._mine[0] = version
         self.model_version = int(self._counters[0])
         return True
 
@@ -326,7 +374,7 @@ class ModelSnapshot:
             Whether there is a model.
         """
         deadline, nap = time.monotonic() + timeout_s, _NAP_S
-        while not self.fetch() and self._version == 0:
+        while not self.fetch() and self._version == _NOTHING:
             left = deadline - time.monotonic()
             if left <= 0 or stop.is_set():
                 return False

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from outrider.data import Array, Items, Layout, Obs, Step, struct_code
+from outrider.errors import LayoutMismatch
 
 TOO_LARGE = 2.0**128 - 2.0**103
 """From here on numbers are rounded to infinity in float32."""
@@ -27,6 +28,7 @@ class SingleStepProcessor:
         self._memory = self._rows.view(np.uint8).data
         self._pack = _packer(record).pack_into
         self._dtype = columns["obs"].dtype
+        self._act_dtype = columns["act"].dtype
         self._shape = (1, *columns["obs"].shape)
         self._obs = b""
 
@@ -50,7 +52,10 @@ class SingleStepProcessor:
         act, reward, dead, cut = step.act.item(), step.reward.item(), step.terminated.item(), step.truncated.item()
         if abs(reward) >= TOO_LARGE:
             reward = math.copysign(math.inf, reward)  # as numpy does
-        self._pack(self._memory, 0, obs, act, reward, last, dead, cut, 1, step.model_version)
+        try:
+            self._pack(self._memory, 0, obs, act, reward, last, dead, cut, 1, step.model_version)
+        except struct.error as error:
+            raise LayoutMismatch(f"act: expected one of dtype {self._act_dtype}, got {act!r}: {error}") from error
         return self._rows
 
     def _bytes(self, obs: Obs) -> bytes:

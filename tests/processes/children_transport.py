@@ -167,9 +167,11 @@ def hold_for_ever(guard: InitGuard, held: StopFlag) -> None:
         time.sleep(60)
 
 
-def watch_models(receiver: ModelReceiver, stop: StopFlag, ready: StopFlag, torn: StopFlag) -> None:
+def watch_models(
+    receiver: ModelReceiver, stop: StopFlag, ready: StopFlag, torn: StopFlag, reader: int | None = None
+) -> None:
     """Fetch for ever; whole models have all their numbers equal to the version and never go back."""
-    snapshot = receiver.open()
+    snapshot = receiver.open(reader)
     if not snapshot.wait_first(stop, 20):
         return
     ready.set()

@@ -121,8 +121,8 @@ def cpprb(kind: str, capacity: int, batch: int) -> Round:
 def outrider(kind: str, capacity: int, batch: int) -> Round:
     import torch
 
+    from outrider.agents.batches import Batches
     from outrider.agents.dqn import DqnConfig
-    from outrider.agents.updating import Batches
     from outrider.envs.gymnasium import GymEnvConfig
     from outrider.replay.uniform import SimpleReplayBufferConfig
     from outrider.sampling import transition_layout
@@ -134,7 +134,7 @@ def outrider(kind: str, capacity: int, batch: int) -> Round:
     if kind != "prioritised":
         uniform = SimpleReplayBufferConfig(capacity=capacity).build(layout)
         uniform.push(items)
-        tensors = Batches(DqnConfig().encoder(spec), lambda act: act.astype(np.int64), 0.99, torch.device("cpu"))
+        tensors = Batches(spec, DqnConfig().encoder(spec), lambda act: act, 0.99, torch.device("cpu"))
         return repeat(lambda: tensors(uniform.batch(batch)) if kind == "tensors" else uniform.batch(batch))
     from outrider.replay.prioritized import PrioritizedReplayBufferConfig
 

@@ -23,13 +23,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx
 
 from outrider import processes
-from outrider.agents.tracing import CannotTrace, Parts, StepFunction, state_tensors, trace
+from outrider.agents.draws import Draw
+from outrider.agents.tracing import CannotTrace, Parts, StepFunction, Traced, copies, state_tensors, trace
 from outrider.version import __version__
 
 KEPT = 32
@@ -73,6 +74,18 @@ class Traceable:
     inputs: tuple[Tensor, ...]
 
 
+class Compiled(NamedTuple):
+    """A compiled update on disk.
+
+    Attributes:
+        path: The package.
+        draws: What gives its last arguments: the random numbers that networks draw.
+    """
+
+    path: Path
+    draws: tuple[Draw, ...]
+
+
 class CannotCompile(Exception):
     """Why an update cannot be compiled, in one line."""
 
@@ -100,7 +113,7 @@ class Compilation:
         sending.close()
         atexit.register(self.close)  # before multiprocessing waits for its processes
 
-    def poll(self, timeout_s: float = 0.0) -> Path | None:
+    def poll(self, timeout_s: float = 0.0) -> Compiled | None:
         """The compiled update, None while it is not ready.
 
         Raises:
@@ -109,16 +122,16 @@ class Compilation:
         if not self._results.poll(timeout_s):
             return None
         try:
-            path, reason = self._results.recv()
+            made, reason = self._results.recv()
         except EOFError:
             self._process.join(1.0)
-            path, reason = None, f"the compiling process ended with exit code {self._process.exitcode}"
-        if path is None:
+            made, reason = None, f"the compiling process ended with exit code {self._process.exitcode}"
+        if made is None:
             os.replace(self._scratch / LOG, self._directory / LOG)
         self.close()
-        if path is None:
+        if made is None:
             raise CannotCompile(reason)
-        return Path(path)
+        return cast(Compiled, made)
 
     def close(self) -> None:
         """End the process, whatever it is doing. May be called again."""
@@ -163,22 +176,24 @@ def _compile(
     os.dup2(fd, 2)
     with _Reason(results):
         twin = make()
-        graph = trace(twin.parts, twin.step, twin.inputs)
-        path = directory / f"{_key(graph, threads)}.pt2"
+        traced = trace(twin.parts, twin.step, twin.inputs)
+        path = directory / f"{_key(traced.graph, threads)}.pt2"
         if not _intact(path):
-            _build(graph, twin, path, scratch, threads)
+            _build(traced, twin, path, scratch, threads)
         os.utime(path)
-        CompiledUpdate(path, state_tensors(twin.parts))(twin.inputs)  # if it crashes, then here
+        made = Compiled(path, traced.draws)
+        CompiledUpdate(made, state_tensors(twin.parts))(twin.inputs)  # if it crashes, then here
         _tidy(directory)
-        results.send((str(path), ""))
+        results.send((made, ""))
 
 
-def _build(graph: fx.GraphModule, twin: Traceable, path: Path, scratch: Path, threads: int) -> None:
+def _build(traced: Traced, twin: Traceable, path: Path, scratch: Path, threads: int) -> None:
     compiler = os.environ["CXX"]
     if shutil.which(compiler) is None:
         raise CannotCompile(f"there is no C++ compiler {compiler!r}; the variable CXX may name another one")
-    arguments = tuple(t.clone() for t in (*state_tensors(twin.parts), *twin.inputs))  # equal ones would be made one
-    program = torch.export.export(graph, arguments, strict=False)
+    drawn = [draw() for draw in traced.draws]
+    arguments = copies((*state_tensors(twin.parts), *twin.inputs, *drawn))  # equal ones would be made one
+    program = torch.export.export(traced.graph, arguments, strict=False)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch)  # private, too: what is compiled there is run
     from torch import _inductor  # more than a second
 
@@ -199,7 +214,7 @@ def _key(graph: fx.GraphModule, threads: int) -> str:
         said.append(f"{node.op} {node.target} {node.args} {node.kwargs}")
         value = node.meta.get("val") if node.op == "placeholder" else None
         if isinstance(value, Tensor):
-            said.append(f"{value.dtype} {tuple(value.shape)} {value.device}")
+            said.append(f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device}")
         if node.op == "get_attr":
             constant = getattr(graph, node.target)
             said.append(constant.dtype)
@@ -242,19 +257,20 @@ class CompiledUpdate:
     """A compiled update on these tensors, which it changes in place.
 
     Args:
-        path: A result of a compilation of this very kind of agent.
+        made: A result of a compilation of this very kind of agent.
         state: As :func:`outrider.agents.tracing.state_tensors` gives them.
     """
 
-    def __init__(self, path: Path, state: list[Tensor]) -> None:
+    def __init__(self, made: Compiled, state: list[Tensor]) -> None:
         # What torch._inductor.aoti_load_package wraps. Importing that package takes more than a second.
-        self._loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+        self._loader = torch._C._aoti.AOTIModelPackageLoader(str(made.path), "model", False, 1, -1)
         self._state = state
+        self._draws = made.draws
 
     def __call__(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        """One update on a batch with noise, all contiguous; gives what the step function does."""
+        """One update on a batch with noise, of the strides that were compiled; gives what the step function does."""
         return self.on(self._state, inputs)
 
     def on(self, state: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
         """The same on other tensors."""
-        return self._loader.boxed_run([*state, *inputs])
+        return self._loader.boxed_run([*state, *inputs, *[draw() for draw in self._draws]])

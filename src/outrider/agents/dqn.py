@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.agents.acting import ActingPolicy
+from outrider.agents.batches import Batches, Transitions
 from outrider.agents.drivers import CompileMode
 from outrider.agents.exploration import EpsilonGreedyConfig, ExplorerConfig, epsilon_greedy
 from outrider.agents.flat import FlatAdam, FlatParameters
@@ -30,16 +31,13 @@ from outrider.agents.tracing import Network, Optimizer
 from outrider.agents.updating import (
     SKIPPED,
     BadUpdatePolicy,
-    Batches,
     Results,
-    Row,
-    Transitions,
     UpdatingAgent,
     usable_device,
 )
 from outrider.config import Config, require
 from outrider.core import EnvSpec
-from outrider.data import Array, Batch, Obs, Record
+from outrider.data import Array, Obs, Record
 from outrider.errors import UnsupportedSpace
 
 
@@ -70,7 +68,7 @@ class DqnConfig(Config):
         eval_epsilon: Probability of a random action in evaluation.
         compile: Whether the whole update is compiled, which needs a C++ compiler once. ``on``: before the first opt
             step, or the run ends; ``auto``: beside training, in a process of low priority, and kept if it is faster.
-            Only on the CPU. In the synchronous trainer ``auto`` is ``off``, since it depends on time.
+            On a GPU either records a CUDA graph. In the synchronous trainer ``auto`` is ``off``: it depends on time.
         device: Where the learner computes: ``cpu``, ``cuda``, ``cuda:1``, ...; actors always act on the CPU.
     """
 
@@ -233,10 +231,9 @@ class Dqn(UpdatingAgent):
             seed=seed,
             bad_updates=config.bad_updates,
             compile=config.compile,
-            row=Row(config.encoder(env_spec), np.zeros((), np.int64)),
+            batches=Batches(env_spec, config.encoder(env_spec), _as_index, config.gamma, torch.device(device)),
             twin=partial(type(self), config, env_spec, device="cpu", seed=0),
         )
-        self._batches = Batches(config.encoder(env_spec), _as_index, config.gamma, self._device)
 
     def step(
         self,
@@ -254,9 +251,6 @@ class Dqn(UpdatingAgent):
     def _updated(self) -> None:
         if self.updates % self.config.target_update_interval == 0:
             self._target.approach(self._online, self.config.tau)
-
-    def _tensors(self, batch: Batch) -> Transitions:
-        return self._batches(batch)
 
     def _record(self, results: Results) -> Record:
         metrics = results.metrics
@@ -278,4 +272,4 @@ class Dqn(UpdatingAgent):
 
 
 def _as_index(act: Array) -> Array:
-    return act.astype(np.int64)
+    return act.astype(np.int64, copy=False)

@@ -15,9 +15,10 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from outrider.agents.capture import CapturedUpdate, restore
 from outrider.agents.compilation import CannotCompile, Compilation, CompiledUpdate, Traceable
 from outrider.agents.flat import FlatAdam, FlatParameters
-from outrider.agents.tracing import Parts, StepFunction, eager, state_tensors
+from outrider.agents.tracing import Parts, StepFunction, eager, like, state_tensors
 from outrider.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -76,17 +77,18 @@ class Drivers:
         example: tuple[Tensor, ...],
         device: torch.device,
     ) -> None:
-        if mode == "on" and device.type != "cpu":
-            raise ConfigError("agent.compile", "off or auto: only updates on the CPU are compiled", f"on, {device}")
+        if mode == "on" and device.type not in ("cpu", "cuda"):
+            raise ConfigError("agent.compile", "off or auto for updates on this device", f"on, {device}")
         self.choice = Choice(compiled=False, ratio=None)
-        self._mode = mode if device.type == "cpu" else "off"
+        self._mode = mode if device.type in ("cpu", "cuda") else "off"
+        self._on_cpu = device.type == "cpu"
         self._parts = parts
         self._eager: Callable[[Inputs], Outputs] = eager(parts, step)
         self._twin = twin
         self._example = example
         self._rows = example[0].shape[0]
         self._compilation: Compilation | None = None
-        self._compiled: CompiledUpdate | None = None
+        self._compiled: CompiledUpdate | CapturedUpdate | None = None
         self._times: tuple[list[float], list[float]] = ([], [])  # of eager and compiled updates, while both are tried
         self._n = 0
         self._run = self._eager
@@ -105,6 +107,9 @@ class Drivers:
             ConfigError: It is asked for, and not possible.
         """
         if self._mode == "off" or self._compilation is not None or self._compiled is not None:
+            return
+        if not self._on_cpu:
+            self._run = self._capture
             return
         try:
             self._compilation = Compilation(self._twin)
@@ -131,11 +136,11 @@ class Drivers:
     def _load(self, timeout_s: float) -> bool:
         """Take over the compiled update, once it is there."""
         assert self._compilation is not None
-        path = self._compilation.poll(timeout_s)
-        if path is None:
+        made = self._compilation.poll(timeout_s)
+        if made is None:
             return False
         self._compilation = None
-        self._compiled = CompiledUpdate(path, state_tensors(self._parts))
+        self._compiled = CompiledUpdate(made, state_tensors(self._parts))
         self._run = self._compare
         return True
 
@@ -158,7 +163,39 @@ class Drivers:
         """What the compiled update takes, None if this batch has another number of rows."""
         if inputs[0] is None or inputs[0].shape[0] != self._rows:
             return None
-        return tuple([mine if t is None else t.contiguous() for t, mine in zip(inputs, self._example, strict=True)])
+        return tuple([_fitting(t, mine) for t, mine in zip(inputs, self._example, strict=True)])
+
+    def _capture(self, inputs: Inputs) -> Outputs:
+        """The first update on a GPU: as it is written, then recorded and replayed on the same state."""
+        given = self._fitting(inputs)
+        if given is None:
+            return self._eager(inputs)
+        live = state_tensors(self._parts)
+        before = [t.clone() for t in live]
+        outputs = tuple([t.clone() for t in self._eager(inputs)])
+        after = [t.clone() for t in live]
+        if _skipped(self._parts) != _skipped(self._parts, before):
+            return outputs  # nothing was changed that could be compared
+        restore(live, before)
+        try:
+            captured = CapturedUpdate(self._eager, given, live)
+            results = captured(given)
+            wrong = difference(self._parts, before, after, live) or _outputs_differ(outputs, results)
+        except RuntimeError as error:
+            wrong = str(error).splitlines()[0]
+        if wrong:
+            restore(live, after)
+            self._refuse(f"it cannot be a CUDA graph: {wrong}")
+            return outputs
+        self._compiled = captured
+        self._keep(compiled=True, ratio=None)
+        return results
+
+    def _refuse(self, reason: str) -> None:
+        """The update will run as it is written, or not at all."""
+        if self._mode == "on":
+            raise ConfigError("agent.compile", "a compiled update that does what the agent's own does", reason)
+        self._give_up(reason)
 
     def _compare(self, inputs: Inputs) -> Outputs:
         """One update by both drivers, the compiled one on copies."""
@@ -167,24 +204,23 @@ class Drivers:
             return self._eager(inputs)
         for i, (t, mine) in enumerate(zip(given, self._example, strict=True)):
             assert t.shape == mine.shape and t.dtype == mine.dtype, f"input {i}: {t.shape} {t.dtype}"  # noqa: PT018
-        assert self._compiled is not None
+        assert isinstance(self._compiled, CompiledUpdate)
         live = state_tensors(self._parts)
         before, copies = [t.clone() for t in live], [t.clone() for t in live]
+        generator = torch.get_rng_state()
         outputs = self._eager(inputs)
+        torch.set_rng_state(generator)  # both draw the same numbers
         compiled_outputs = tuple(self._compiled.on(copies, given))
         if _skipped(self._parts) != _skipped(self._parts, before):
             return outputs  # nothing was changed that could be compared
         wrong = difference(self._parts, before, live, copies) or _outputs_differ(outputs, compiled_outputs)
-        if wrong and self._mode == "on":
-            raise ConfigError("agent.compile", "a compiled update that does what the agent's own does", wrong)
         if wrong:
-            self._give_up(f"compiled, it does something else: {wrong}")
+            self._refuse(f"compiled, it does something else: {wrong}")
             return outputs
         if self._mode == "auto":
             self._run = self._try
             return outputs
-        for tensor, copy in zip(live, copies, strict=True):  # a run that is resumed here goes on bit for bit
-            tensor.copy_(copy)
+        restore(live, copies)  # a run that is resumed here goes on bit for bit
         self._keep(compiled=True, ratio=None)
         return compiled_outputs
 
@@ -214,6 +250,13 @@ class Drivers:
             return self._eager(inputs)
         assert self._compiled is not None
         return tuple(self._compiled(given))
+
+
+def _fitting(given: Tensor | None, example: Tensor) -> Tensor:
+    """What is given, with the strides of the example; the example itself in place of nothing."""
+    if given is None:
+        return example
+    return given if given.stride() == example.stride() else like(example, given)
 
 
 def _skipped(parts: Parts, state: list[Tensor] | None = None) -> float:

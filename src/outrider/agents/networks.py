@@ -77,7 +77,7 @@ class VectorEncoder:
     def __call__(self, obs: Obs) -> Array:
         """Encode ``[n, ...]`` to float32 ``[n, dim]``."""
         if self._is_one_box:
-            return np.ascontiguousarray(obs, np.float32).reshape(-1, *self.shape)
+            return np.asarray(obs, np.float32).reshape(-1, *self.shape)
         parts = [(_descend(obs, path), columns, write) for path, columns, write in self._leaves]
         out = np.empty((len(parts[0][0]), *self.shape), np.float32)
         for part, columns, write in parts:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.agents.acting import ActingPolicy
+from outrider.agents.batches import Batches, Transitions
 from outrider.agents.drivers import CompileMode
 from outrider.agents.flat import FlatAdam, FlatParameters
 from outrider.agents.networks import Activation, TwinQ, VectorEncoder, initial_values, mlp
@@ -25,16 +26,13 @@ from outrider.agents.tracing import Network, Optimizer
 from outrider.agents.updating import (
     SKIPPED,
     BadUpdatePolicy,
-    Batches,
     Results,
-    Row,
-    Transitions,
     UpdatingAgent,
     usable_device,
 )
 from outrider.config import Config, require
 from outrider.core import EnvSpec
-from outrider.data import Array, Batch, Obs, Record
+from outrider.data import Array, Obs, Record
 from outrider.errors import UnsupportedSpace
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
@@ -67,7 +65,7 @@ class SacConfig(Config):
             any case; ``raise`` ends the run at the next record of the agent, ``skip`` says so once and goes on.
         compile: Whether the whole update is compiled, which needs a C++ compiler once. ``on``: before the first opt
             step, or the run ends; ``auto``: beside training, in a process of low priority, and kept if it is faster.
-            Only on the CPU. In the synchronous trainer ``auto`` is ``off``, since it depends on time.
+            On a GPU either records a CUDA graph. In the synchronous trainer ``auto`` is ``off``: it depends on time.
         device: Where the learner computes: ``cpu``, ``cuda``, ``cuda:1``, ...; actors always act on the CPU.
     """
 
@@ -311,10 +309,9 @@ class Sac(UpdatingAgent):
             seed=seed,
             bad_updates=config.bad_updates,
             compile=config.compile,
-            row=Row(inputs, np.zeros(act_dim, np.float32)),
+            batches=Batches(env_spec, inputs, scale.to_unit, config.gamma, torch.device(device)),
             twin=partial(type(self), config, env_spec, device="cpu", seed=0),
         )
-        self._batches = Batches(inputs, scale.to_unit, config.gamma, self._device)
 
     def step(
         self,
@@ -349,9 +346,6 @@ class Sac(UpdatingAgent):
 
     def _updated(self) -> None:
         self._target.approach(self._critic, self.config.tau)
-
-    def _tensors(self, batch: Batch) -> Transitions:
-        return self._batches(batch)
 
     def _record(self, results: Results) -> Record:
         metrics = results.metrics

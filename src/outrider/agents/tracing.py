@@ -7,15 +7,16 @@ compiled update works on the very tensors of the eager one, in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from outrider.agents.draws import Draw, DrawsByValue, take_out
 from outrider.agents.flat import BETA1, BETA2, FlatAdam, FlatParameters
 
 
@@ -90,15 +91,18 @@ class TracedAdam:
         with torch.no_grad():
             norm: Tensor = torch.linalg.vector_norm(grad)
             bad = (loss.detach() + norm) * 0.0 != 0.0
-            if self._max_grad_norm is not None:
-                grad = grad / torch.clamp((norm + 1e-6) / self._max_grad_norm, min=1.0)
             step = self._step + 1.0
-            mean = torch.lerp(self._mean, grad, 1.0 - BETA1)
-            square = self._square * BETA2 + (1.0 - BETA2) * grad * grad
             # in double precision, as the kernel does: in float32 little would be left of 1 - 0.999
             correction1, correction2 = (1.0 - torch.pow(beta, step.double()) for beta in (BETA1, BETA2))
-            denominator = square.sqrt() / correction2.sqrt().float() + self._eps
-            vector = params.vector - (self._lr / correction1).float() * mean / denominator
+            limit = self._max_grad_norm
+            clip = torch.ones_like(norm) if limit is None else 1.0 / torch.clamp((norm + 1e-6) / limit, min=1.0)
+            # stacked, for that makes them a tensor in memory: else every few parameters they are computed anew
+            factors = torch.stack((clip, (self._lr / correction1).float(), correction2.rsqrt().float()))
+            clip, rate, scale = factors.unbind()
+            grad = grad * clip
+            mean = torch.lerp(self._mean, grad, 1.0 - BETA1)
+            square = self._square * BETA2 + (1.0 - BETA2) * grad * grad
+            vector = params.vector - rate * mean / (square.sqrt() * scale + self._eps)
             for old, new in (
                 (self._mean, mean),
                 (self._square, square),
@@ -119,6 +123,16 @@ def state_tensors(parts: Parts) -> list[Tensor]:
     return found
 
 
+def copies(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Copies with the same strides, which those of a column of records keep no other way."""
+    return tuple([like(t, t) for t in tensors])
+
+
+def like(model: Tensor, values: Tensor) -> Tensor:
+    """A new tensor with the shape, dtype and strides of `model`, and these values."""
+    return torch.empty_strided(model.shape, model.stride(), dtype=model.dtype).copy_(values.detach())
+
+
 def eager(parts: Parts, step: StepFunction) -> Callable[[tuple[Any, ...]], tuple[Tensor, ...]]:
     """The update as it is written: a function of a batch with noise, changing the parts."""
     nets = {name: part for name, part in parts.items() if isinstance(part, FlatParameters)}
@@ -126,13 +140,33 @@ def eager(parts: Parts, step: StepFunction) -> Callable[[tuple[Any, ...]], tuple
     return lambda inputs: step(nets, adams, inputs)
 
 
-def trace(parts: Parts, step: StepFunction, inputs: tuple[Tensor, ...]) -> fx.GraphModule:
-    """The update as a graph: a function of :func:`state_tensors` and `inputs`, changing the former in place.
+class Traced(NamedTuple):
+    """An update as a graph.
+
+    Attributes:
+        graph: A function of :func:`state_tensors`, the inputs and what is drawn, changing the first in place.
+        draws: Random numbers that networks draw.
+    """
+
+    graph: fx.GraphModule
+    draws: tuple[Draw, ...]
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """One update."""
+        results: tuple[Tensor, ...] = self.graph(*tensors, *[draw() for draw in self.draws])
+        return results
+
+
+def trace(parts: Parts, step: StepFunction, inputs: tuple[Tensor, ...]) -> Traced:
+    """The update as a graph.
 
     Args:
         parts: What the agent trains. It is left as it is.
         step: The agent's update.
         inputs: A batch with the noise; shapes and dtypes are those of the graph.
+
+    Raises:
+        CannotTrace: A network is no function of its arguments and of random numbers.
     """
     state = state_tensors(parts)
     # copies: functional_call does not restore a module that has a layer twice
@@ -150,18 +184,20 @@ def trace(parts: Parts, step: StepFunction, inputs: tuple[Tensor, ...]) -> fx.Gr
                 adams[name] = TracedAdam(part, nets[of[id(part.params)]], given)
         return step(nets, adams, tensors[len(state) :])
 
-    graph = make_fx(whole)(*(t.detach().clone() for t in (*state, *inputs)))
-    _require_function(graph)
-    return graph
+    graph = make_fx(whole)(*copies((*state, *inputs)))
+    try:
+        draws = take_out(graph)
+    except DrawsByValue as error:
+        raise CannotTrace(f"a network draws random numbers by the values of tensors ({error})") from error
+    _require_no_change(graph)
+    return Traced(graph, draws)
 
 
-def _require_function(graph: fx.GraphModule) -> None:
-    """Make sure that nothing but its arguments decides what the graph gives, and that it changes nothing else."""
+def _require_no_change(graph: fx.GraphModule) -> None:
+    """Make sure that the graph changes nothing but its arguments."""
     for node in graph.graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
-        if torch.Tag.nondeterministic_seeded in node.target.tags:
-            raise CannotTrace(f"a network draws random numbers while it computes ({node.target})")
         for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and isinstance(given, fx.Node) and given.op == "get_attr":

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from outrider.agents.acting import ActingPolicy, load_module, save_module
+from outrider.agents.batches import Batches, Columns, Transitions
 from outrider.agents.compilation import Traceable
 from outrider.agents.drivers import CompileMode, Drivers, Outputs
 from outrider.agents.flat import FlatAdam, FlatParameters
-from outrider.agents.networks import Encoder
 from outrider.agents.tracing import Network, Optimizer
 from outrider.core import ReplayBuffer
 from outrider.data import ENV_STEPS, Array, Batch, ModelInfo, Obs, Record, UpdateResult
@@ -46,26 +46,6 @@ def usable_device(name: str) -> str:
     return name
 
 
-class Transitions(NamedTuple):
-    """A batch as tensors on the device.
-
-    Attributes:
-        obs: Encoded observations ``[B, ...]``.
-        act: Actions ``[B]`` int64 or ``[B, act_dim]`` float32 in [-1, 1].
-        reward: ``[B]`` float32, the discounted sum of n steps.
-        next_obs: Encoded observations n steps later.
-        discount: ``[B]`` float32: gamma ** n_steps, and 0 where the episode terminated. Truncation masks nothing.
-        weights: Importance weights ``[B]`` float32, None for uniform sampling.
-    """
-
-    obs: Tensor
-    act: Tensor
-    reward: Tensor
-    next_obs: Tensor
-    discount: Tensor
-    weights: Tensor | None
-
-
 class Results(NamedTuple):
     """What an update gives, all on the device and without gradients.
 
@@ -76,56 +56,6 @@ class Results(NamedTuple):
 
     td_errors: Tensor
     metrics: dict[str, Tensor]
-
-
-class Batches:
-    """Turns batches into :class:`Transitions`. Casts are done in numpy, where they cost 1 µs; images go as they are.
-
-    Args:
-        encode: Encoder of observations.
-        encode_act: Turns stored actions ``[B, ...]`` into what the loss takes.
-        gamma: Discount of one step.
-        device: Where the tensors go.
-    """
-
-    def __init__(
-        self, encode: Encoder, encode_act: Callable[[Array], Array], gamma: float, device: torch.device
-    ) -> None:
-        self._encode = encode
-        self._encode_act = encode_act
-        self._gamma = np.float32(gamma)
-        self._device = device
-        self._on_cpu = device.type == "cpu"
-
-    def __call__(self, batch: Batch) -> Transitions:
-        """The batch as tensors, which may alias it."""
-        n_steps = batch["n_steps"].astype(np.float32)
-        discount = np.power(self._gamma, n_steps, out=n_steps)
-        discount *= ~batch["terminated"].astype(bool, copy=False)
-        return Transitions(
-            obs=self._tensor(self._encode(batch.obs)),
-            act=self._tensor(self._encode_act(batch["act"])),
-            reward=self._tensor(batch["reward"].astype(np.float32)),
-            next_obs=self._tensor(self._encode(batch.next_obs)),
-            discount=self._tensor(discount),
-            weights=None if batch.weights is None else self._tensor(batch.weights.astype(np.float32)),
-        )
-
-    def _tensor(self, array: Array) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._on_cpu else tensor.to(self._device)
-
-
-class Row(NamedTuple):
-    """Kind of the encoded observations and actions in a batch.
-
-    Attributes:
-        obs: Their encoder.
-        act: An array of the shape and dtype of one encoded action.
-    """
-
-    obs: Encoder
-    act: Array
 
 
 class UpdatingAgent(ABC):
@@ -142,7 +72,7 @@ class UpdatingAgent(ABC):
         seed: Of the noise drawn for updates.
         bad_updates: What to do about updates that are not finite.
         compile: Whether the update is compiled.
-        row: What a batch is made of.
+        batches: Makes tensors of batches.
         twin: Builds an equal agent on the CPU, for tracing; pickled by cloudpickle.
 
     Attributes:
@@ -160,7 +90,7 @@ class UpdatingAgent(ABC):
         seed: int,
         bad_updates: BadUpdatePolicy,
         compile: CompileMode,
-        row: Row,
+        batches: Batches,
         twin: Callable[[], UpdatingAgent],
     ) -> None:
         self.opt_steps = 0
@@ -180,7 +110,7 @@ class UpdatingAgent(ABC):
         self._adams = [part for part in parts.values() if isinstance(part, FlatAdam)]
         networks = [part for part in parts.values() if isinstance(part, FlatParameters)]
         self._statistics = [t for network in networks for t in network.rest.values()]
-        self._row = row
+        self._batches = batches
         self._compile = compile
         self._metrics: tuple[str, ...] = ()
         self._drivers = Drivers(
@@ -217,10 +147,6 @@ class UpdatingAgent(ABC):
         """Everything trained, by its name in the state; each optimiser behind its network."""
 
     @abstractmethod
-    def _tensors(self, batch: Batch) -> Transitions:
-        """The batch on the device."""
-
-    @abstractmethod
     def _record(self, results: Results) -> Record:
         """Metrics of an update."""
 
@@ -237,7 +163,7 @@ class UpdatingAgent(ABC):
         noise = [
             torch.randn(shape, generator=self._noise, device=self._device) for shape in self._noise_shapes(len(batch))
         ]
-        inputs = (*self._tensors(batch), *noise)
+        inputs = (*self._batches(batch), *noise)
         td_errors, *metrics = self._without_bad_statistics(inputs) if self._statistics else self._drivers(inputs)
         self.updates += 1
         self._updated()
@@ -265,18 +191,16 @@ class UpdatingAgent(ABC):
 
     def _whole(self, net: Mapping[str, Network], adam: Mapping[str, Optimizer], inputs: tuple[Any, ...]) -> Outputs:
         """One update from tensors to tensors."""
-        n = len(Transitions._fields)
-        results = self.step(net, adam, Transitions(*inputs[:n]), inputs[n:])
+        n = len(Columns._fields)
+        results = self.step(net, adam, self._batches.transitions(Columns(*inputs[:n])), inputs[n:])
         self._metrics = tuple(results.metrics)
         return results.td_errors, *results.metrics.values()
 
     def _example(self) -> tuple[Tensor, ...]:
         """A batch with noise of the shapes and dtypes of every batch, with weights of 1."""
-        n, (inputs, act) = self._batch_size, self._row
-        obs = torch.from_numpy(np.zeros((n, *inputs.shape), inputs.dtype))
-        ones = torch.ones(n)
-        data = (obs, torch.from_numpy(np.zeros((n, *act.shape), act.dtype)), ones, obs + 1, ones / 2, ones)
-        return *data, *(torch.ones(shape) for shape in self._noise_shapes(n))
+        n = self._batch_size
+        noise = (torch.ones(shape, device=self._device) for shape in self._noise_shapes(n))
+        return *self._batches.example(n), *noise
 
     def traceable(self) -> Traceable:
         """What is compiled of this agent."""

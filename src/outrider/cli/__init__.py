@@ -6,12 +6,12 @@ before anything started, 1 failed while running, 128 + signal when a signal ende
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 
 from outrider.cli import doctor, evaluate, resume, train
 from outrider.cli import presets as presets_verb
+from outrider.cli.printing import drop_output
 from outrider.config import did_you_mean
 from outrider.errors import (
     CheckpointError,
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("outrider: stopped by SIGINT", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `outrider presets | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 1
 
 

@@ -10,12 +10,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from outrider.cli.printing import reader_optional
+
 if TYPE_CHECKING:
     from outrider.preflight import Check
 
 
 def show_needs(checks: Sequence[Check]) -> None:
     """Print needed and free of each, with a remark where it is short."""
+    with reader_optional():
+        _show(checks)
+
+
+def _show(checks: Sequence[Check]) -> None:
     rows = [(check.name, check.text(check.expected), _free(check)) for check in checks]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     console = Console(highlight=False)
@@ -33,7 +40,6 @@ def show_needs(checks: Sequence[Check]) -> None:
             print(f"{name:<{widths[0]}}  needs  {needed:>{widths[1]}}  {free:>{widths[2]}}  {remark}")
     if console.is_terminal:
         console.print(table)
-    sys.stdout.flush()
 
 
 def _free(check: Check) -> str:

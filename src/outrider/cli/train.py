@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from outrider.cli.arguments import Parser, import_from_here
 from outrider.cli.needs import show_needs
+from outrider.cli.printing import reader_optional
+from outrider.config import did_you_mean, require
 from outrider.processes import ensure_server
 
 if TYPE_CHECKING:
@@ -69,13 +71,14 @@ def show(result: TrainResult) -> None:
     """Print the statistics of both sides; also of a run that was interrupted or failed."""
     from outrider.actor import actor_stats_fmt
 
-    print("Stats of async trainer")
-    print(result.stats.fmt())
-    print("Stats of generated samples in actors")
-    print(actor_stats_fmt(result.actor_stats))
     best = result.stats.best_score
-    print(f"Ended by {result.stats.stopped_by}" + ("" if best is None else f", best score {best:g}"))
-    print(f"Run directory: {result.run_dir}", flush=True)
+    with reader_optional():
+        print("Stats of async trainer")
+        print(result.stats.fmt())
+        print("Stats of generated samples in actors")
+        print(actor_stats_fmt(result.actor_stats))
+        print(f"Ended by {result.stats.stopped_by}" + ("" if best is None else f", best score {best:g}"))
+        print(f"Run directory: {result.run_dir}")
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -88,6 +91,9 @@ def split(arguments: list[str]) -> tuple[list[str], list[str]]:
             own.append(argument)
             continue
         overrides.append(argument)
-        if "=" not in argument and (value := next(rest, None)) is not None:
-            overrides.append(value)
+        if "=" not in argument:
+            value = next(rest, None)
+            meant = did_you_mean(argument, FLAGS)
+            require(value is not None or not meant, argument, "a value, or a flag" + meant, "nothing")
+            overrides += [] if value is None else [value]
     return own, overrides
