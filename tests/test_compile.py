@@ -469,7 +469,7 @@ def finished(make: Callable[[], Traceable]) -> Compiled:
     [
         (with_layer(ByValue), "a network draws random numbers"),
         (with_layer(Deciding), "GuardOnDataDependentSymNode|control flow|data-dependent|item"),
-        (DqnConfig(**SMALL), "there is no C\\+\\+ compiler 'no-such-compiler'"),
+        (DqnConfig(**SMALL), "expected a C\\+\\+ compiler, got no program 'no-such-compiler'"),
     ],
 )
 def test_the_compiling_process_says_in_a_line_why_it_cannot(

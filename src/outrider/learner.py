@@ -103,6 +103,7 @@ class Learner:
         self._published = (-1, -1)  # opt steps and env steps at the last publication
         self._published_at = 0.0
         self.stage = Stage.INSERTING
+        self.began = False  # whether the loop was ever entered
         self.looping = False  # between the first look at the stop conditions and the final save
         self.checkpoints: Checkpoints | None = None
         self._seconds_before = 0.0
@@ -130,7 +131,7 @@ class Learner:
             self.checkpoints.start(self.buffer, exact=self.config.mode == "sync")
         self._publish()
         try:
-            self.looping = True
+            self.began = self.looping = True
             self.stopped_by = self._loop()
         finally:
             self.looping = False

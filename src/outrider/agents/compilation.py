@@ -90,6 +90,18 @@ class CannotCompile(Exception):
     """Why an update cannot be compiled, in one line."""
 
 
+def compiler() -> str:
+    """The C++ compiler that is used, a name or a path: what the variable ``CXX`` says."""
+    return os.environ.get("CXX") or "g++"
+
+
+def lacks_compiler() -> str | None:
+    """What to say where the compiler is not there, None where it is."""
+    if shutil.which(compiler()) is not None:
+        return None
+    return f"no program {compiler()!r} (the variable CXX names another; agent.compile=off needs none)"
+
+
 class Compilation:
     """A compilation under way.
 
@@ -107,8 +119,7 @@ class Compilation:
         self._directory = cache_dir()
         self._scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=self._directory))
         self._results, sending = multiprocessing.Pipe(duplex=False)
-        compiler = os.environ.get("CXX", "g++")  # the fork server may have begun with another environment
-        arguments = (make, self._directory, self._scratch, torch.get_num_threads(), compiler, sending)
+        arguments = (make, self._directory, self._scratch, torch.get_num_threads(), compiler(), sending)
         self._process = processes.start_process(_compile, arguments, name="outrider-compile")
         sending.close()
         atexit.register(self.close)  # before multiprocessing waits for its processes
@@ -164,12 +175,12 @@ class _Reason:
 
 
 def _compile(
-    make: Callable[[], Traceable], directory: Path, scratch: Path, threads: int, compiler: str, results: Connection
+    make: Callable[[], Traceable], directory: Path, scratch: Path, threads: int, cxx: str, results: Connection
 ) -> None:
     """The compiling process."""
     processes.lead_group()
     os.nice(10)
-    os.environ["CXX"] = compiler
+    os.environ["CXX"] = cxx  # the fork server may have begun with another environment
     torch.set_num_threads(1)
     fd = os.open(scratch / LOG, os.O_CREAT | os.O_WRONLY, 0o600)
     os.dup2(fd, 1)
@@ -188,9 +199,8 @@ def _compile(
 
 
 def _build(traced: Traced, twin: Traceable, path: Path, scratch: Path, threads: int) -> None:
-    compiler = os.environ["CXX"]
-    if shutil.which(compiler) is None:
-        raise CannotCompile(f"there is no C++ compiler {compiler!r}; the variable CXX may name another one")
+    if lacking := lacks_compiler():
+        raise CannotCompile(f"expected a C++ compiler, got {lacking}")
     drawn = [draw() for draw in traced.draws]
     arguments = copies((*state_tensors(twin.parts), *twin.inputs, *drawn))  # equal ones would be made one
     program = torch.export.export(traced.graph, arguments, strict=False)
