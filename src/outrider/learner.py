@@ -14,8 +14,9 @@ from contextlib import ExitStack, contextmanager
 from enum import Enum
 from typing import Protocol, cast
 
+from outrider.announcing import announce
 from outrider.balance import Balance
-from outrider.checkpoint import Checkpoints, announce
+from outrider.checkpoint import Checkpoints
 from outrider.checkpoint_files import Checkpoint, Moment
 from outrider.core import Agent, Measured, Preparable, Recorder, ReplayBuffer, ReplayBufferConfig
 from outrider.data import Layout, Record

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.checkpoint import Checkpoints, announce
+from outrider.announcing import announce
+from outrider.checkpoint import Checkpoints
 from outrider.checkpoint_files import Checkpoint, newest_checkpoint, set_newer_aside
 from outrider.config import require
 from outrider.core import EnvSpec

@@ -37,6 +37,9 @@ KEPT = 32
 """Compiled updates in the cache; the ones that were not used for longest are deleted."""
 
 SCRATCH = "scratch-"
+BUILDING = "building"
+"""What the compiling process says when it has not found the result of an earlier compilation."""
+
 LOG = "failed.log"
 """File in the cache with all that the last compilation that failed has written."""
 
@@ -111,11 +114,15 @@ class Compilation:
     Args:
         make: Makes the twin; pickled by cloudpickle.
 
+    Attributes:
+        building: Whether it has turned out that there is something to compile, which takes long; set in :meth:`poll`.
+
     Raises:
         OSError: There is no private directory for the result.
     """
 
     def __init__(self, make: Callable[[], Traceable]) -> None:
+        self.building = False
         self._directory = cache_dir()
         self._scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=self._directory))
         self._results, sending = multiprocessing.Pipe(duplex=False)
@@ -134,6 +141,9 @@ class Compilation:
             return None
         try:
             made, reason = self._results.recv()
+            if reason == BUILDING:
+                self.building = True
+                return None
         except EOFError:
             self._process.join(1.0)
             made, reason = None, f"the compiling process ended with exit code {self._process.exitcode}"
@@ -190,6 +200,7 @@ def _compile(
         traced = trace(twin.parts, twin.step, twin.inputs)
         path = directory / f"{_key(traced.graph, threads)}.pt2"
         if not _intact(path):
+            results.send((None, BUILDING))
             _build(traced, twin, path, scratch, threads)
         os.utime(path)
         made = Compiled(path, traced.draws)
