@@ -177,7 +177,8 @@ class Learner:
         self.stage = Stage.OPT
         config, n = self.config, self.opt_steps + 1
         started = time.perf_counter() if _due(n, config.record_compute_cost_interval) else None
-        if _due(n, config.record_agent_info_interval):
+        recorded = config.record_agent_info_interval
+        if _due(n, recorded) or (recorded and n == config.max_opts):  # a short run ends with a loss, too
             record = self.agent.opt_with_record(self.buffer)
         else:
             self.agent.opt(self.buffer)
