@@ -267,8 +267,10 @@ def resume(
     """
     with RunDir.open(run_dir) as opened:
         config = resuming.new_config(opened, overrides or {})
+        found = resuming.find_checkpoint(opened, checkpoint)
+        resuming.require_ahead(opened, config, found)
         spec = _require_possible(config, opened.path, show_needs)
-        found = resuming.find_checkpoint(opened, config, spec, checkpoint)
+        resuming.require_restorable(found, config, spec)
         resuming.go_back(opened, found)
         opened.go_on(config.to_yaml(), argv)
         return _run_in(opened, config, spec, report, found)
