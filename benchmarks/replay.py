@@ -1,15 +1,18 @@
-"""Drawing batches, one thread: uniformly, by priority, and from frames that are stored once.
+"""Drawing batches, one thread: uniformly, by priority, from frames that are stored once, and from rows on a disk.
 
 OMP_NUM_THREADS=1 python benchmarks/replay.py [--rounds 15] [--only uniform prioritized frames]
+OMP_NUM_THREADS=1 python benchmarks/replay.py [--rounds 15] --only disk [--disk .]
 
-Every function below gives candidates for `rounds.interleaved`: a name, and work that returns how many batches it was.
-The first is the limit that the others are compared with.
+Every function below, but `cold`, gives candidates for `rounds.interleaved`: a name, and work that returns how many
+batches it was. The first is the limit that the others are compared with.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import mmap
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,6 +26,7 @@ from outrider.envs.gymnasium import GymEnvConfig
 from outrider.frame_stream import frame_layout
 from outrider.replay import FrameReplayBufferConfig, PrioritizedReplayBufferConfig, SimpleReplayBufferConfig
 from outrider.replay.priorities import PriorityConfig
+from outrider.replay.storage import zeros
 from outrider.replay.sum_tree import BELOW_ONE, SumTree, compiled
 from outrider.sampling import transition_layout
 from outrider.testing import random_rows
@@ -31,6 +35,7 @@ Candidates = dict[str, Callable[[], int]]
 BATCHES = 2_000
 PRIORITIZED_CAPACITY = 2**20
 FRAMES = 20_000
+MADV_PAGEOUT = 21  # Linux
 
 
 def uniform(size: int, capacity: int = 100_000) -> Candidates:
@@ -146,6 +151,54 @@ def stream(dtype: np.dtype[Any], t: int, n_envs: int, m: int) -> np.ndarray:
     return entries
 
 
+def on_disk(size: int, disk: str) -> dict[str, Candidates]:
+    """Rows in memory, and the same in a file that is mapped and all in memory: drawing, and pushing messages of 64."""
+    spec = EnvSpec("atari", spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6), frame_stack=4)
+    shapes = {"CartPole": (GymEnvConfig(id="CartPole-v1").spec(), 100_000), "Atari": (spec, FRAMES // 2)}
+    tables: dict[str, Candidates] = {}
+    for shape, (spec, capacity) in shapes.items():
+        dtype = transition_layout(spec).record_dtype()
+        rows = np.ones(1000, dtype)
+        draws, pushes = Candidates(), Candidates()
+        for name, place in (("memory", None), ("disk", disk)):
+            buffer = SimpleReplayBufferConfig(capacity=capacity, disk=place).build(transition_layout(spec))
+            for _ in range(capacity // len(rows)):
+                buffer.push(rows)
+            draws[name], pushes[name] = drawing(buffer, size, 200), pushing(buffer, rows[:64])
+        tables[f"A batch of {size} of {capacity} {shape} transitions"] = draws
+        tables[f"A message of 64 {shape} transitions"] = pushes
+    return tables
+
+
+def pushing(buffer: Any, rows: np.ndarray) -> Callable[[], int]:
+    def run() -> int:
+        for _ in range(100):
+            buffer.push(rows)
+        return 100
+
+    return run
+
+
+def cold(size: int, disk: str, rounds: int, nbytes: int = 2**31) -> None:
+    """The first batch after all rows have left memory, by the clock: as mapped, and with the kernel's read-ahead."""
+    for shape, row_bytes in (("CartPole", 64), ("frames of Atari", 7056)):
+        rows = zeros((nbytes // row_bytes,), np.dtype(f"V{row_bytes}"), disk, "benchmark")
+        rows.view(np.uint8)[:] = 1
+        rng, out = np.random.default_rng(0), np.empty(size, rows.dtype)
+        view: Any = rows.base
+        mapping = view.base.obj
+        mapping.flush()  # what is not on the disk yet does not leave memory
+        times: dict[str, list[float]] = {"MADV_RANDOM": [], "MADV_NORMAL": []}
+        for _ in range(rounds):
+            for name, spent in times.items():
+                mapping.madvise(MADV_PAGEOUT)
+                mapping.madvise(getattr(mmap, name))
+                started = time.perf_counter()
+                rows.take(rng.integers(0, len(rows), size), out=out, mode="clip")
+                spent.append((time.perf_counter() - started) * 1e6)
+        table(f"{size} rows of {shape}, none in memory, by the clock", times, "MADV_NORMAL")
+
+
 def drawing(buffer: Any, size: int, batches: int, td_errors: np.ndarray | None = None) -> Callable[[], int]:
     def run() -> int:
         for _ in range(batches):
@@ -161,6 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", nargs="*", default=["uniform", "prioritized", "frames"])
+    parser.add_argument("--disk", default=".", help="directory for 2 GB")
     options = parser.parse_args()
 
     def show(title: str, candidates: Candidates) -> None:
@@ -177,6 +231,10 @@ def main() -> None:
             candidates, nbytes = frames(size)
             show(f"A batch of {size} of {FRAMES} Atari transitions", candidates)
             print("\nBytes per transition:", ", ".join(f"{name} {n:.0f}" for name, n in nbytes.items()))
+        if "disk" in options.only:
+            for title, candidates in on_disk(size, options.disk).items():
+                show(title, candidates)
+            cold(size, options.disk, options.rounds)
 
 
 if __name__ == "__main__":

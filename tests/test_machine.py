@@ -5,7 +5,9 @@ import os
 import resource
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from outrider import machine
@@ -77,6 +79,23 @@ def test_free_descriptors_are_those_within_the_limit_that_are_not_open(tmp_path:
 def test_the_threads_of_a_user_are_counted() -> None:
     assert machine._threads_of(os.getuid()) >= 1
     assert machine._threads_of(2**31 - 2) == 0
+
+
+def test_what_takes_memory_and_what_is_one_disk_is_known_for_directories_that_are_not_there_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = [
+        SimpleNamespace(mountpoint="/", fstype="ext4"),
+        SimpleNamespace(mountpoint=str(tmp_path), fstype="tmpfs"),
+        SimpleNamespace(mountpoint=str(tmp_path / "disk"), fstype="xfs"),
+    ]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
+    (tmp_path / "disk").mkdir()
+    assert machine.is_memory(tmp_path / "a/b")
+    assert not machine.is_memory(tmp_path / "disk/a/b")
+    assert not machine.is_memory(tmp_path.parent / "a")
+    assert machine.same_disk(tmp_path / "a", tmp_path / "disk/b")
+    assert not machine.same_disk(tmp_path, Path("/proc/none"))
 
 
 def test_free_disk_is_known_for_directories_that_are_not_there_yet(tmp_path: Path) -> None:

@@ -151,6 +151,37 @@ def test_a_short_run_needs_no_disk_for_rows_that_it_will_never_have(limits: Limi
     assert by_env_steps < by_opts  # 2000 rows, and 1000 + 1000 * 64 / 4
 
 
+def test_rows_on_a_disk_are_asked_of_the_disk_and_not_of_memory(
+    limits: Limits, spec: EnvSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "is_memory", lambda path: path == Path("/dev/shm"))
+    rows = 10**7 * config().step_processor.layout(spec).record_dtype().itemsize
+    in_memory = checks(config(replay__capacity=10**7), spec)
+    in_what_is_memory = checks(config(replay__capacity=10**7, replay__disk="/dev/shm"), spec)
+    assert in_what_is_memory["memory"] == in_memory["memory"]
+    for same in (True, False):
+        monkeypatch.setattr(machine, "same_disk", lambda one, other, same=same: same)
+        run = config(replay__capacity=10**7, replay__disk=str(tmp_path))
+        found = checks(run, spec)
+        assert in_memory["memory"].certain - found["memory"].certain == rows
+        assert in_memory["memory"].expected - found["memory"].expected == rows
+        more = rows if same else 0
+        assert found["disk"].certain - in_memory["disk"].certain == more
+        assert found["disk"].expected - in_memory["disk"].expected == more
+        check = found["disk"] if same else found["replay disk"]
+        assert ("replay disk" in found) != same
+        limits.disk = check.certain - 1
+        with pytest.raises(ResourceError, match=rf"^{check.name}: needs at least"):
+            require_enough(checks(run, spec).values())
+        limits.disk = 10**12
+
+
+def test_a_directory_for_rows_that_is_not_there_is_refused_before_the_run(limits: Limits, spec: EnvSpec) -> None:
+    found = checks(config(replay__disk="/not/there"), spec)
+    with pytest.raises(ResourceError, match=r"^replay disk: .*/not/there is no directory that can be written"):
+        require_enough(found.values())
+
+
 @pytest.mark.parametrize(("n_actors", "needed", "tight"), [(1, 4, False), (3, 4, False), (4, 5, True), (9, 10, True)])
 def test_cores_are_shared_only_where_there_are_more_actors_than_cores_but_one(
     n_actors: int, needed: int, tight: bool, limits: Limits

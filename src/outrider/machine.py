@@ -58,8 +58,24 @@ def free_descriptors() -> int:
 
 def free_disk(path: Path) -> int:
     """Bytes that this user may still write where `path` is, or will be."""
-    there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
-    return shutil.disk_usage(there).free
+    return shutil.disk_usage(_existing(path)).free
+
+
+def same_disk(one: Path, other: Path) -> bool:
+    """Whether two places are, or will be, on one file system."""
+    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
+
+
+def is_memory(path: Path) -> bool:
+    """Whether the file system where `path` is, or will be, takes memory: ``/dev/shm``, on many systems ``/tmp``."""
+    there = _existing(path).resolve()
+    mounts = [m for m in psutil.disk_partitions(all=True) if there.is_relative_to(m.mountpoint)]
+    deepest = max(mounts, key=lambda m: len(m.mountpoint), default=None)
+    return deepest is not None and deepest.fstype in ("tmpfs", "ramfs")
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
 
 
 def control_groups(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> list[tuple[Path, bool]]:

@@ -7,6 +7,7 @@ reason to say so. What environments need is not known before they are built: `ou
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -169,10 +170,20 @@ def space_check(config: RunConfig, env_spec: EnvSpec, model: Mapping[str, Any], 
     row_bytes = layout.record_dtype().itemsize
     model_bytes = sum(np.asarray(value).nbytes for value in model.values())
     replay, certain = replay_bytes(config.replay, layout)
-    return [
-        _memory(config, layout, replay, certain, slot_bytes(model_fields(model)), model_bytes),
-        _disk(config, row_bytes, replay, model_bytes, run_dir),
+    on_disk, folder = replay_on_disk(config.replay, layout)
+    usable = folder.is_dir() and os.access(folder, os.W_OK)
+    shared = on_disk if usable and machine.same_disk(folder, run_dir) else 0
+    checks = [
+        _memory(config, layout, replay - on_disk, certain, slot_bytes(model_fields(model)), model_bytes),
+        _disk(config, row_bytes, replay, model_bytes, run_dir, shared),
     ]
+    if on_disk > shared:
+        free, detail = machine.free_disk(folder), f"rows in {folder}"
+        if not usable:
+            free, detail = 0, f"{folder} is no directory that can be written"
+        advice = "lower replay.capacity, or another replay.disk"
+        checks.append(Check("replay disk", on_disk, on_disk, free, detail, advice))
+    return checks
 
 
 def replay_bytes(config: Any, layout: Layout) -> tuple[int, bool]:
@@ -185,6 +196,15 @@ def replay_bytes(config: Any, layout: Layout) -> tuple[int, bool]:
         return int(tell(layout)), True
     capacity = getattr(config, "capacity", None)
     return (capacity * layout.record_dtype().itemsize, False) if isinstance(capacity, int) else (0, False)
+
+
+def replay_on_disk(config: Any, layout: Layout) -> tuple[int, Path]:
+    """How many of a replay buffer's bytes lie on which disk; a "disk" that is memory counts as that.
+
+    A config may say it itself, in a method ``disk_bytes(layout)`` and an attribute ``disk``.
+    """
+    tell, folder = getattr(config, "disk_bytes", None), Path(getattr(config, "disk", None) or ".")
+    return (int(tell(layout)), folder) if callable(tell) and not machine.is_memory(folder) else (0, folder)
 
 
 def _memory(
@@ -207,15 +227,27 @@ def _memory(
     if own:
         parts.append(f"{n} actor{'s' * (n > 1)} {_short(own)}")
     parts.append(f"rest {_short(rest)}")
-    advice = "lower replay.capacity or actors.n_actors"
+    advice = "lower replay.capacity or actors.n_actors, or see replay.disk"
     return Check("memory", certain, max(certain, expected), available_bytes(), ", ".join(parts), advice)
 
 
-def _disk(config: RunConfig, row_bytes: int, replay: int, model_bytes: int, run_dir: Path) -> Check:
-    """At most: the rows of all kept checkpoints, no two of which share any, or all rows that the run can ever make."""
+def _disk(config: RunConfig, row_bytes: int, replay: int, model_bytes: int, run_dir: Path, mapped: int) -> Check:
+    """At most: the rows of all kept checkpoints, no two of which share any, or all rows that the run can ever make.
+
+    Args:
+        config: The run.
+        row_bytes: Of a row.
+        replay: Bytes of the replay buffer.
+        model_bytes: Of the model.
+        run_dir: Where it will write.
+        mapped: Bytes of the replay buffer that lie on the same disk.
+    """
     trainer, kept = config.trainer, config.trainer.checkpoint
     state = CHECKPOINT_MODELS * model_bytes
-    certain, expected, detail = 2 * model_bytes, LOG_BYTES + 2 * model_bytes, "models, metrics"
+    certain, detail = mapped + 2 * model_bytes, "models, metrics"
+    expected = certain + LOG_BYTES
+    if mapped:
+        detail = f"replay.disk {_short(mapped)}, {detail}"
     if kept.keep:
         certain += state
         copies = kept.keep + 2  # the best, and the one that is being written
@@ -227,7 +259,7 @@ def _disk(config: RunConfig, row_bytes: int, replay: int, model_bytes: int, run_
             ever = _rows_ever(config)
             most = copies * replay if ever is None else min(copies * replay, ever * row_bytes)
             expected += max(most, first)
-            detail += f", replay up to {_short(most)}"
+            detail += f" with up to {_short(most)} of replay" if mapped else f", replay up to {_short(most)}"
     free = machine.free_disk(run_dir)
     return Check("disk", certain, max(certain, expected), free, detail, "see trainer.checkpoint, or another run_dir")
 

@@ -22,6 +22,7 @@ import numpy as np
 from outrider.data import Array, Field, Items, Layout, n_rows
 from outrider.errors import LayoutMismatch
 from outrider.replay.records import Records, checked_columns
+from outrider.replay.storage import zeros
 
 ACTOR = Field("actor", (), np.dtype(np.int32))
 """What a stored entry has besides the columns of the stream."""
@@ -39,13 +40,14 @@ class FrameMemory:
     Process: the learner.
     Owns: frames and entries.
     Blocks: never.
-    Closes: nothing; the memory goes with the object.
+    Closes: nothing; memory and files go with the object.
 
     Args:
         layout: Columns of an entry; of kind ``frames``.
         capacity: Entries it can hold, at least 1.
         n_steps: Steps of a transition, at least 1; fewer at the end of an episode.
-        extra_bytes: Bytes per entry that its owner will reserve beside it.
+        extra_bytes: Bytes of memory per entry that its owner will reserve beside it.
+        disk: Directory on whose disk frames and entries lie, without their links; None: in memory.
 
     Attributes:
         n_ready: Entries that can start a transition now.
@@ -58,10 +60,12 @@ class FrameMemory:
     Raises:
         LayoutMismatch: The layout is no frame stream.
         ConfigError: The capacity is less than 1.
-        ResourceError: Not enough memory.
+        ResourceError: Not enough memory or disk.
     """
 
-    def __init__(self, layout: Layout, capacity: int, n_steps: int, extra_bytes: int = 0) -> None:
+    def __init__(
+        self, layout: Layout, capacity: int, n_steps: int, extra_bytes: int = 0, disk: str | None = None
+    ) -> None:
         if layout.kind != "frames" or layout.frame_stack < 1:
             raise LayoutMismatch(f"FrameReplayBuffer stores frames, the step processor makes {layout.kind}")
         frame, *rest = layout.fields
@@ -69,9 +73,12 @@ class FrameMemory:
         self._stack, self._n_steps = layout.frame_stack, n_steps
         self._nothing, self._lost = capacity, capacity + 1
         frame_bytes = frame.dtype.itemsize * int(np.prod(frame.shape, dtype=np.int64))
-        self.entries = Records((*rest, ACTOR), capacity, extra_bytes=frame_bytes + LINK_BYTES + extra_bytes)
+        in_memory = extra_bytes + LINK_BYTES + (frame_bytes if disk is None else 0)
+        self.entries = Records((*rest, ACTOR), capacity, in_memory, disk)
         self.dtype = np.dtype([(f.name, f.dtype, f.shape) for f in (*layout.fields, ACTOR)], align=True)
-        self.frames: Array = np.zeros((capacity + 1, *frame.shape), frame.dtype)
+        self.frames: Array = zeros(
+            (capacity + 1, *frame.shape), frame.dtype, disk, f"replay buffer ({capacity} frames)"
+        )
         self.next: Array = np.zeros(capacity + 2, np.int64)
         self.previous: Array = np.zeros(capacity + 2, np.int64)
         self.ready: Array = np.zeros(capacity + 2, np.bool_)

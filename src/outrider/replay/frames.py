@@ -27,6 +27,7 @@ class FrameReplayBufferConfig(Config):
             config fills in the agent's.
         prioritized: Draw by priority; null: uniformly.
         seed: Seed of the draws, at least 0.
+        disk: An existing directory on whose disk the frames are kept, for buffers larger than memory; null: in memory.
 
     Raises:
         ConfigError: A value is out of range.
@@ -37,17 +38,23 @@ class FrameReplayBufferConfig(Config):
     gamma: float | None = None
     prioritized: PriorityConfig | None = None
     seed: int = 0
+    disk: str | None = None
 
     def __post_init__(self) -> None:
         require(self.capacity >= 1, "capacity", "at least 1 frame", self.capacity)
         require(self.n_steps >= 1, "n_steps", "at least 1", self.n_steps)
         require(self.gamma is None or 0.0 <= self.gamma <= 1.0, "gamma", "a number in [0, 1]", self.gamma)
         require(self.seed >= 0, "seed", "a seed of at least 0", self.seed)
+        require(self.disk != "", "disk", "a directory, or null", self.disk)
 
     def nbytes(self, layout: Layout) -> int:
         """Bytes that frames, entries and priorities will take."""
         more = LINK_BYTES + ACTOR.dtype.itemsize + (TREE_BYTES if self.prioritized else 0)
         return self.capacity * (layout.record_dtype().itemsize + more)
+
+    def disk_bytes(self, layout: Layout) -> int:
+        """Bytes of :meth:`nbytes` that will lie in `disk`."""
+        return self.capacity * (layout.record_dtype().itemsize + ACTOR.dtype.itemsize) if self.disk else 0
 
     def warmup_limit(self, streams: int, frame_stack: int) -> int:
         """The longest warm-up that ends, and does not begin again when the oldest frames are overwritten.
@@ -62,17 +69,18 @@ class FrameReplayBufferConfig(Config):
         return max(0, self.capacity - streams * (self.n_steps + frame_stack)) // 2
 
     def build(self, layout: Layout) -> FrameReplayBuffer:
-        """Reserve memory for frames of this layout.
+        """Reserve memory or disk for frames of this layout.
 
         Raises:
             LayoutMismatch: The items are no frame stream.
             ConfigError: Rewards of several steps are to be summed, and nobody has said what gamma is.
+            ResourceError: Not enough memory or disk.
         """
         if self.n_steps > 1:
             require(self.gamma is not None, "replay.gamma", "the agent's gamma", self.gamma)
         gamma = 1.0 if self.gamma is None else self.gamma
         seed = derive(self.seed, Role.REPLAY)
-        return FrameReplayBuffer(layout, self.capacity, self.n_steps, gamma, self.prioritized, seed)
+        return FrameReplayBuffer(layout, self.capacity, self.n_steps, gamma, self.prioritized, seed, self.disk)
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,7 @@ class FrameReplayBuffer(RowBuffer):
     Process: the learner.
     Owns: frames, entries, priorities, one reused batch per batch size, and its random generator.
     Blocks: never.
-    Closes: nothing; the memory goes with the object.
+    Closes: nothing; memory and file go with the object.
 
     Args:
         layout: Columns of an entry; of kind ``frames``.
@@ -113,10 +121,12 @@ class FrameReplayBuffer(RowBuffer):
         gamma: Discount of the rewards within a transition.
         priorities: Draw by priority; None: uniformly.
         seed: Seed of the draws, at least 0.
+        disk: Directory on whose disk frames and entries lie, without priorities; None: in memory.
 
     Raises:
         LayoutMismatch: The layout is no frame stream.
         ConfigError: The capacity is less than 1.
+        ResourceError: Not enough memory or disk.
     """
 
     def __init__(
@@ -127,8 +137,9 @@ class FrameReplayBuffer(RowBuffer):
         gamma: float = 1.0,
         priorities: PriorityConfig | None = None,
         seed: int = 0,
+        disk: str | None = None,
     ) -> None:
-        self._frames = FrameMemory(layout, capacity, n_steps, extra_bytes=TREE_BYTES if priorities else 0)
+        self._frames = FrameMemory(layout, capacity, n_steps, TREE_BYTES if priorities else 0, disk)
         super().__init__(layout, self._frames, seed)
         self._priorities = None if priorities is None else Priorities(priorities, capacity)
         self._stack, self._n_steps, self._gamma = layout.frame_stack, n_steps, gamma

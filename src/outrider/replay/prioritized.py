@@ -23,27 +23,35 @@ class PrioritizedReplayBufferConfig(PriorityConfig):
     Attributes:
         capacity: Rows it can hold; the oldest are overwritten then. At least 1.
         seed: Seed of the draws, at least 0.
+        disk: An existing directory on whose disk the rows are kept, for buffers larger than memory; null: in memory.
     """
 
     capacity: int = 100_000
     seed: int = 0
+    disk: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.capacity >= 1, "capacity", "at least 1 row", self.capacity)
         require(self.seed >= 0, "seed", "a seed of at least 0", self.seed)
+        require(self.disk != "", "disk", "a directory, or null", self.disk)
 
     def nbytes(self, layout: Layout) -> int:
         """Bytes that the rows and their priorities will take."""
         return self.capacity * (layout.record_dtype().itemsize + TREE_BYTES)
 
+    def disk_bytes(self, layout: Layout) -> int:
+        """Bytes of :meth:`nbytes` that will lie in `disk`."""
+        return self.capacity * layout.record_dtype().itemsize if self.disk else 0
+
     def build(self, layout: Layout) -> PrioritizedReplayBuffer:
-        """Reserve memory for rows of this layout; compile the sum tree, if there is numba.
+        """Reserve memory or disk for rows of this layout; compile the sum tree, if there is numba.
 
         Raises:
             LayoutMismatch: The items are a frame stream, of which single rows are no transitions.
+            ResourceError: Not enough memory or disk.
         """
-        return PrioritizedReplayBuffer(layout, self.capacity, self, derive(self.seed, Role.REPLAY))
+        return PrioritizedReplayBuffer(layout, self.capacity, self, derive(self.seed, Role.REPLAY), self.disk)
 
 
 class PrioritizedReplayBuffer(RowBuffer):
@@ -55,22 +63,26 @@ class PrioritizedReplayBuffer(RowBuffer):
     Process: the learner.
     Owns: the records, their priorities, one reused batch per batch size, and its random generator.
     Blocks: never.
-    Closes: nothing; the memory goes with the object.
+    Closes: nothing; memory and file go with the object.
 
     Args:
         layout: Columns of a row; of kind ``transitions``.
         capacity: Rows it can hold, at least 1.
         config: Exponents of the priorities and weights.
         seed: Seed of the draws, at least 0.
+        disk: Directory on whose disk the rows lie, without their priorities; None: in memory.
 
     Raises:
         LayoutMismatch: The layout is no ``transitions``.
         ConfigError: The capacity is less than 1.
+        ResourceError: Not enough memory or disk.
     """
 
-    def __init__(self, layout: Layout, capacity: int, config: PriorityConfig, seed: int = 0) -> None:
+    def __init__(
+        self, layout: Layout, capacity: int, config: PriorityConfig, seed: int = 0, disk: str | None = None
+    ) -> None:
         require_transitions(layout, "PrioritizedReplayBuffer")
-        self._records = Records(layout.fields, capacity, extra_bytes=TREE_BYTES)
+        self._records = Records(layout.fields, capacity, extra_bytes=TREE_BYTES, disk=disk)
         super().__init__(layout, self._records, seed)
         self._priorities = Priorities(config, capacity)
 

@@ -14,6 +14,7 @@ import numpy as np
 from outrider.config import require
 from outrider.data import Array, Field, Items, column_names, n_rows
 from outrider.errors import LayoutMismatch
+from outrider.replay.storage import zeros
 from outrider.shared_memory import require_memory
 
 
@@ -23,22 +24,23 @@ class Records:
     Process: the learner.
     Owns: the records.
     Blocks: never.
-    Closes: nothing; the memory goes with the object.
+    Closes: nothing; memory and file go with the object.
 
     Args:
         fields: Columns of a row.
         capacity: Rows it can hold, at least 1.
-        extra_bytes: Bytes per row that its owner will reserve beside it.
+        extra_bytes: Bytes of memory per row that its owner will reserve beside it.
+        disk: Directory on whose disk they lie; None: in memory.
 
     Attributes:
         inserted: Rows taken so far, those already overwritten included.
 
     Raises:
         ConfigError: The capacity is less than 1.
-        ResourceError: Not enough memory.
+        ResourceError: Not enough memory or disk.
     """
 
-    def __init__(self, fields: tuple[Field, ...], capacity: int, extra_bytes: int = 0) -> None:
+    def __init__(self, fields: tuple[Field, ...], capacity: int, extra_bytes: int = 0, disk: str | None = None) -> None:
         require(capacity >= 1, "capacity", "at least 1 row", capacity)
         self.fields = fields
         self.capacity = capacity
@@ -46,9 +48,9 @@ class Records:
         self._start = 0  # number of the row that lies, or lay, in the first place
         self.dtype = np.dtype([(f.name, f.dtype, f.shape) for f in fields], align=True)
         self._void = np.dtype(("V", self.dtype.itemsize))
-        row_bytes = self.dtype.itemsize + extra_bytes
-        require_memory(capacity * row_bytes, f"replay buffer ({capacity} rows of {row_bytes} bytes)")
-        self.array: Array = np.zeros(capacity, self.dtype)
+        in_memory = extra_bytes + (self.dtype.itemsize if disk is None else 0)
+        require_memory(capacity * in_memory, f"replay buffer ({capacity} rows of {in_memory} bytes)")
+        self.array: Array = zeros((capacity,), self.dtype, disk, f"replay buffer ({capacity} rows)")
         self._rows = self.array.view(self._void)
         self._outputs: dict[int, tuple[Array, Array]] = {}
 

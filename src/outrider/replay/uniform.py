@@ -21,26 +21,34 @@ class SimpleReplayBufferConfig(Config):
     Attributes:
         capacity: Rows it can hold; the oldest are overwritten then. At least 1.
         seed: Seed of the draws, at least 0.
+        disk: An existing directory on whose disk the rows are kept, for buffers larger than memory; null: in memory.
     """
 
     capacity: int = 100_000
     seed: int = 0
+    disk: str | None = None
 
     def __post_init__(self) -> None:
         require(self.capacity >= 1, "capacity", "at least 1 row", self.capacity)
         require(self.seed >= 0, "seed", "a seed of at least 0", self.seed)
+        require(self.disk != "", "disk", "a directory, or null", self.disk)
 
     def build(self, layout: Layout) -> SimpleReplayBuffer:
-        """Reserve memory for rows of this layout.
+        """Reserve memory or disk for rows of this layout.
 
         Raises:
             LayoutMismatch: The items are a frame stream, of which single rows are no transitions.
+            ResourceError: Not enough memory or disk.
         """
-        return SimpleReplayBuffer(layout, self.capacity, derive(self.seed, Role.REPLAY))
+        return SimpleReplayBuffer(layout, self.capacity, derive(self.seed, Role.REPLAY), self.disk)
 
     def nbytes(self, layout: Layout) -> int:
         """Bytes of its rows: what :meth:`build` reserves."""
         return self.capacity * layout.record_dtype().itemsize
+
+    def disk_bytes(self, layout: Layout) -> int:
+        """Bytes of :meth:`nbytes` that will lie in `disk`."""
+        return self.nbytes(layout) if self.disk else 0
 
 
 class SimpleReplayBuffer(RowBuffer):
@@ -49,21 +57,23 @@ class SimpleReplayBuffer(RowBuffer):
     Process: the learner.
     Owns: the records, one reused batch per batch size, and its random generator.
     Blocks: never.
-    Closes: nothing; the memory goes with the object.
+    Closes: nothing; memory and file go with the object.
 
     Args:
         layout: Columns of a row; of kind ``transitions``.
         capacity: Rows it can hold, at least 1.
         seed: Seed of the draws, at least 0.
+        disk: Directory on whose disk the rows lie; None: in memory.
 
     Raises:
         LayoutMismatch: The layout is no ``transitions``.
         ConfigError: The capacity is less than 1.
+        ResourceError: Not enough memory or disk.
     """
 
-    def __init__(self, layout: Layout, capacity: int, seed: int = 0) -> None:
+    def __init__(self, layout: Layout, capacity: int, seed: int = 0, disk: str | None = None) -> None:
         require_transitions(layout, "SimpleReplayBuffer")
-        self._records = Records(layout.fields, capacity)
+        self._records = Records(layout.fields, capacity, disk=disk)
         super().__init__(layout, self._records, seed)
         self._draws: dict[int, tuple[Array, Array]] = {}
 
