@@ -5,11 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 from outrider.config import Config
-from outrider.errors import ConfigError
-from outrider.run_config import RunConfig, load_preset, override, parse_overrides
+from outrider.core import EnvSpec
+from outrider.data import Layout
+from outrider.errors import ConfigError, LayoutMismatch
+from outrider.replay.frames import FrameReplayBuffer, FrameReplayBufferConfig
+from outrider.run_config import RunConfig, load_preset, override, parse_overrides, require_suitable_replay
 
 HERE = __name__
 
@@ -236,3 +241,60 @@ def test_a_name_that_is_neither_preset_nor_file_is_refused(tmp_path: Path) -> No
     assert refusal(lambda: load_preset(tmp_path)).endswith(f"(did you mean {tmp_path / 'config.yaml'}?)")
     missing = tmp_path / "x.yaml"
     assert refusal(lambda: load_preset(missing)) == f"{missing}: expected a YAML file, got no file at that path"
+
+
+IMAGES = EnvSpec("images", spaces.Box(0, 255, (4, 8, 8), np.uint8), spaces.Discrete(2), frame_stack=4)
+VECTORS = EnvSpec("vectors", spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2))
+
+
+@dataclass(frozen=True)
+class OwnReplay:
+    """Stores frames, and says in its own words what it does not store."""
+
+    capacity: int = 10**15
+    disk: str | None = "no/such/directory"
+
+    def build(self, layout: Layout) -> FrameReplayBuffer:
+        if layout.kind != "frames":
+            raise LayoutMismatch("OwnReplay wants frames")
+        return FrameReplayBufferConfig(capacity=self.capacity, disk=self.disk).build(layout)
+
+
+@pytest.mark.parametrize(
+    ("spec", "replay", "processor", "message"),
+    [
+        (
+            IMAGES,
+            {"class": "frames"},
+            "simple",
+            "replay.class: expected uniform or prioritized with step_processor.class simple, got frames "
+            "(FrameReplayBuffer stores frames, the step processor makes transitions; "
+            "frames needs --step_processor.class=frames)",
+        ),
+        (
+            IMAGES,
+            {"class": "uniform"},
+            "frames",
+            "replay.class: expected frames with step_processor.class frames, got uniform (SimpleReplayBuffer stores "
+            "transitions, the step processor makes frames; uniform needs --step_processor.class=simple)",
+        ),
+        (
+            VECTORS,
+            OwnReplay(),
+            "simple",
+            "replay.class: expected uniform or prioritized with step_processor.class simple, "
+            f"got {__name__}:OwnReplay (OwnReplay wants frames)",
+        ),
+    ],
+)
+def test_a_replay_buffer_that_cannot_store_what_is_made_is_refused(
+    spec: EnvSpec, replay: Any, processor: str, message: str
+) -> None:
+    config = RunConfig.from_sources("cartpole-dqn", {"replay": replay, "step_processor": processor})
+    assert refusal(lambda: require_suitable_replay(config, spec)) == message
+
+
+@pytest.mark.parametrize(("replay", "processor"), [({"class": "frames"}, "frames"), (OwnReplay(), "frames")])
+def test_a_replay_buffer_that_stores_what_is_made_is_taken_whatever_its_size(replay: Any, processor: str) -> None:
+    config = RunConfig.from_sources("cartpole-dqn", {"replay": replay, "step_processor": processor})
+    require_suitable_replay(config, IMAGES)

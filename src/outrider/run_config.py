@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -17,8 +18,9 @@ from typing import Annotated, Any, Self
 from outrider import presets
 from outrider.actor_manager import ActorManagerConfig
 from outrider.config import Config, Family, did_you_mean, family_of, field_types, require, without_version
-from outrider.core import AgentConfig, EnvConfig, ReplayBufferConfig, StepProcessorConfig
-from outrider.errors import ConfigError
+from outrider.core import AgentConfig, EnvConfig, EnvSpec, ReplayBufferConfig, StepProcessorConfig
+from outrider.data import Layout
+from outrider.errors import ConfigError, LayoutMismatch
 from outrider.sampling import require_same_discount
 from outrider.strict_yaml import parse_yaml, read_yaml
 from outrider.trainer_config import AsyncTrainerConfig
@@ -123,6 +125,42 @@ class RunConfig(Config):
             ConfigError: No such preset or file, or the result is not a possible run.
         """
         return cls.from_dict(override(load_preset(source), overrides or {}))
+
+
+def require_suitable_replay(config: RunConfig, env_spec: EnvSpec) -> None:
+    """Refuse a replay buffer that cannot store what the step processor makes, found by building a tiny one.
+
+    Classes without a field ``capacity`` are not tried: nobody knows what building them takes.
+
+    Raises:
+        ConfigError: Names the classes that would do, of both sections.
+    """
+    layout = config.step_processor.layout(env_spec)
+    if (reason := _refusal(config.replay, layout)) is None:
+        return
+    made_by, replay = STEP_PROCESSORS.name_of(type(config.step_processor)), REPLAYS.name_of(type(config.replay))
+    buffers = [name for name in REPLAYS.classes if _refusal(REPLAYS.build(name), layout) is None]
+    makers = []
+    for name in STEP_PROCESSORS.classes:
+        with suppress(ConfigError):  # one that does not suit this environment, or lacks a number, is no advice
+            if _refusal(config.replay, STEP_PROCESSORS.build(name).layout(env_spec)) is None:
+                makers.append(name)
+    advice = f"; {replay} needs --step_processor.class={' or '.join(makers)}" if makers else ""
+    expected = f"{' or '.join(buffers) or 'another class'} with step_processor.class {made_by}"
+    raise ConfigError("replay.class", expected, f"{replay} ({reason}{advice})")
+
+
+def _refusal(replay: Any, layout: Layout) -> str | None:
+    """Why a replay buffer cannot store rows of this layout, None if it can or cannot be tried."""
+    tiny = {"capacity": 1, "disk": None}
+    with suppress(ConfigError):  # a class that takes no such capacity, or needs more than it was given
+        if "capacity" in field_types(type(replay)):
+            known = {name: value for name, value in tiny.items() if name in field_types(type(replay))}
+            try:
+                dataclasses.replace(replay, **known).build(layout)
+            except LayoutMismatch as error:
+                return str(error)
+    return None
 
 
 def load_preset(name_or_path: str | Path) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from outrider.interrupts import Interrupts
 from outrider.model_sync import model_channel
 from outrider.preflight import Check, processes_check, require_enough, space_check, warn_if_tight
 from outrider.recording import Goals
-from outrider.run_config import AGENTS, RunConfig
+from outrider.run_config import AGENTS, RunConfig, require_suitable_replay
 from outrider.run_dir import RunDir, default_path, model_meta
 from outrider.trainer import Trainer
 from outrider.trainer_config import AsyncTrainerConfig, AsyncTrainStat
@@ -374,7 +374,7 @@ def _require_possible(config: RunConfig, path: Path, show_needs: ShowNeeds) -> E
     require_enough(checks)  # at once: even describing the environment takes a process
     processes.ensure_server()
     spec = config.env.spec()
-    config.step_processor.layout(spec)
+    require_suitable_replay(config, spec)
     streams = config.actors.count() * config.actors.n_envs
     config.trainer.require_possible(config.replay, config.agent, streams, spec.frame_stack)
     _, model = config.agent.build_actor(spec).model_info()
