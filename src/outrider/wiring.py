@@ -22,7 +22,7 @@ from outrider.actor_manager import ActorManager, ActorManagerConfig
 from outrider.async_trainer import AsyncTrainer
 from outrider.channel import item_channel
 from outrider.checkpoint import Checkpoints
-from outrider.checkpoint_files import Checkpoint
+from outrider.checkpoint_files import Checkpoint, require_checkpoint
 from outrider.core import (
     AgentConfig,
     EnvConfig,
@@ -40,7 +40,7 @@ from outrider.model_sync import model_channel
 from outrider.preflight import Check, processes_check, require_enough, space_check, warn_if_tight
 from outrider.recording import Goals
 from outrider.run_config import AGENTS, RunConfig, require_suitable_replay
-from outrider.run_dir import RunDir, default_path, model_meta
+from outrider.run_dir import RunDir, default_path, model_meta, require_new_or_empty
 from outrider.trainer import Trainer
 from outrider.trainer_config import AsyncTrainerConfig, AsyncTrainStat
 
@@ -221,6 +221,8 @@ def run(
         ActorFailed: An actor ended before it was asked to.
         Interrupted: SIGINT, SIGTERM or SIGHUP; everything was flushed and saved.
     """
+    if config.run_dir:
+        require_new_or_empty(Path(config.run_dir))
     spec = _require_possible(config, Path(config.run_dir or "runs"), show_needs)
     with (
         RunDir.create(config.run_dir or _default_run_dir(config), config.to_yaml(), argv) as run_dir,
@@ -259,6 +261,8 @@ def resume(
         Interrupted: SIGINT, SIGTERM or SIGHUP; everything was flushed and saved.
     """
     with RunDir.open(run_dir) as opened:
+        if checkpoint is not None:
+            require_checkpoint(opened.checkpoints, checkpoint)
         config = resuming.new_config(opened, overrides or {})
         spec = _require_possible(config, opened.path, show_needs)
         found = resuming.find_checkpoint(opened, config, spec, checkpoint)
@@ -370,6 +374,8 @@ def train(
 
 def _require_possible(config: RunConfig, path: Path, show_needs: ShowNeeds) -> EnvSpec:
     """Find out before anything is created whether the machine suffices, and all parts suit the environment."""
+    if callable(require_usable := getattr(config.agent, "require_usable", None)):
+        require_usable()
     checks = processes_check(config)
     require_enough(checks)  # at once: even describing the environment takes a process
     processes.ensure_server()
