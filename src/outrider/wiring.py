@@ -23,6 +23,7 @@ from outrider.async_trainer import AsyncTrainer
 from outrider.channel import item_channel
 from outrider.checkpoint import Checkpoints
 from outrider.checkpoint_files import Checkpoint, require_checkpoint
+from outrider.config import did_you_mean, field_types
 from outrider.core import (
     AgentConfig,
     EnvConfig,
@@ -33,7 +34,7 @@ from outrider.core import (
     StepProcessorConfig,
 )
 from outrider.envs.gymnasium import GymEnvConfig
-from outrider.errors import ActorFailed, CheckpointError, ConfigError, ResourceError
+from outrider.errors import ActorFailed, CheckpointError, ConfigError, ResourceError, UnknownKey
 from outrider.flags import InitGuard, StopFlag
 from outrider.interrupts import Interrupts
 from outrider.model_sync import model_channel
@@ -359,6 +360,11 @@ def train(
         ActorFailed: An actor ended before it was asked to.
     """
     name = agent if isinstance(agent, str) else AGENTS.name_of(type(agent))
+    known = ("n_actors", *field_types(RunConfig))
+    for key in overrides:
+        hint = "" if key in known else did_you_mean(key, known)
+        if hint and "." not in key:
+            raise UnknownKey(key, f"one of {', '.join(known)}", f"an unknown key{hint}")
     preset = name if name in presets.names() else "dqn"  # of an own agent's run only the other sections count
     given: dict[str, Any] = {"agent": agent, **overrides}
     if isinstance(env, str):
