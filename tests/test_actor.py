@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,22 @@ def test_an_actor_runs_in_the_thread_that_calls_it() -> None:
     assert stat.state is ActorState.FINISHED
     assert board.stats() == [stat]
     assert set(rows["obs"][:, 0].tolist()) == set(spread(7, 2)), "each environment has a seed of its own"
+
+
+def test_the_wait_for_the_first_model_is_no_part_of_an_actors_duration() -> None:
+    world, board = World(), ActorBoard(1, shared=False)
+    actor = world.actor(stats=board)
+    acting = threading.Thread(target=world.run, args=(actor,))
+    acting.start()
+    while board.stats()[0].state is not ActorState.WAITING_FOR_MODEL:
+        time.sleep(0.001)
+    assert board.stats()[0].duration_s == 0.0
+    world.publish()
+    while board.stats()[0].duration_s == 0.0:
+        time.sleep(0.001)
+    world.stop.set()
+    acting.join()
+    assert board.stats()[0].duration_s > 0.0
 
 
 def test_an_actor_does_not_act_before_the_first_publication_whatever_its_version() -> None:

@@ -15,6 +15,8 @@ import yaml
 
 from outrider import presets
 from outrider.cli import main
+from outrider.cli.printing import aligned
+from outrider.cli.train import show
 from outrider.data import Episode
 from outrider.errors import ActorFailed, Interrupted, RunDirError
 from outrider.run_config import RunConfig
@@ -111,7 +113,8 @@ def test_training_hands_the_resolved_config_on_and_prints_both_statistics(outrid
     config, argv = wiring.calls[0]
     assert (config.seed, config.trainer.max_opts, config.actors.n_actors) == (7, 2000, 3)
     assert argv == ["outrider", *arguments]
-    assert out.startswith("Stats of async trainer\nsamples/sec, opt_steps/sec, duration\n1.0, 2.0, 3.0\n")
+    numbers = "        1.0,           2.0,      3.0"
+    assert out.startswith(f"Stats of async trainer\nsamples/sec, opt_steps/sec, duration\n{numbers}\n")
     assert "\nStats of generated samples in actors\nactor_id, samples, samples/sec, duration\n" in out
     assert out.endswith("\nEnded by max_opts, best score 21.5\nRun directory: runs/x\n")
 
@@ -135,7 +138,27 @@ def test_resuming_hands_overrides_on_and_prints_both_statistics(
     overrides = {"agent.lr": 1e-4, "trainer.max_opts": 2000}
     assert wiring.calls == [(Path("runs/x"), overrides, 500 if checkpoint else None, ["outrider", *arguments])]
     assert out.startswith("Stats of async trainer\n")
+    assert "\nStats of generated samples in actors, since the run was resumed\n" in out
     assert out.endswith("\nRun directory: runs/x\n")
+
+
+@pytest.mark.parametrize(("stopped_by", "hint"), [("SIGINT", True), ("error", True), ("target_score", False)])
+def test_a_run_that_is_not_done_says_how_to_go_on_if_it_has_a_checkpoint(
+    stopped_by: str, hint: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "my runs"
+    result: Any = Result(Stats(stopped_by=stopped_by), (), run_dir)
+    show(result)
+    assert "outrider resume" not in capsys.readouterr().out
+    (run_dir / "checkpoints" / "500").mkdir(parents=True)
+    (run_dir / "checkpoints" / "500" / "manifest.json").touch()
+    show(result)
+    assert capsys.readouterr().out.endswith(f"\nTo go on: outrider resume '{run_dir}'\n") == hint
+
+
+def test_numbers_stand_below_the_end_of_their_headings_which_stay_as_they_are() -> None:
+    shown = aligned("actor_id, samples\n0, 12345678\n10, 5").splitlines()
+    assert shown == ["actor_id, samples", "       0, 12345678", "      10,        5"]
 
 
 def test_evaluation_prints_score_and_metrics(outrider: Outrider, wiring: Wiring) -> None:

@@ -251,6 +251,7 @@ class Ready:
 
     looks = 0
     reason = ""
+    building = False
 
     def __init__(self, make: Callable[[], Traceable]) -> None:
         self.closed = False
@@ -309,7 +310,7 @@ def test_auto_keeps_the_faster_driver_and_says_so_once(
     else:
         written = agent._drivers._eager
         agent._drivers._eager = lambda given: [time.sleep(0.01), written(given)][1]
-    with caplog.at_level(logging.INFO, "outrider.agents"):
+    with caplog.at_level(logging.INFO, "outrider"):
         agent.prepare(never)
         for i in range(120):
             agent.update(batch(i % 7))
@@ -393,6 +394,20 @@ def test_a_compiled_update_that_does_something_else_is_not_used(caplog: pytest.L
 
 
 @pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("building", [True, False])
+def test_who_waits_for_a_compilation_is_told_unless_it_was_made_before(
+    building: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", "my-compiler")
+    monkeypatch.setattr(Ready, "building", building)
+    DqnConfig(compile="on", **SMALL).build(SPEC).prepare(never)
+    begun, ended = "the update is being compiled with my-compiler", "compiled in 0 s"
+    said = capsys.readouterr().err.splitlines()
+    assert [line.startswith("outrider: agent.compile: ") for line in said] == [True] * 2 * building
+    assert [text in line for text, line in zip((begun, ended), said, strict=False)] == [True] * 2 * building
+
+
+@pytest.mark.usefixtures("fake")
 def test_what_cannot_be_compiled_runs_as_it_is_written_and_says_why_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -469,7 +484,7 @@ def finished(make: Callable[[], Traceable]) -> Compiled:
     [
         (with_layer(ByValue), "a network draws random numbers"),
         (with_layer(Deciding), "GuardOnDataDependentSymNode|control flow|data-dependent|item"),
-        (DqnConfig(**SMALL), "there is no C\\+\\+ compiler 'no-such-compiler'"),
+        (DqnConfig(**SMALL), "expected a C\\+\\+ compiler, got no program 'no-such-compiler'"),
     ],
 )
 def test_the_compiling_process_says_in_a_line_why_it_cannot(

@@ -12,6 +12,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "outrider"
 LAYERS = (
     "version",
     "errors",
+    "announcing",
     "durable",
     "strict_yaml",
     "config",

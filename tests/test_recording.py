@@ -519,7 +519,27 @@ def test_on_a_terminal_a_live_display_shows_the_run_and_gives_the_terminal_back(
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
 
 
-@pytest.mark.parametrize(("width", "n_lines"), [(40, 6), (80, 6), (120, 5), (200, 5)])
+def test_the_live_display_shows_what_is_stored_long_before_it_is_flushed(terminal):
+    file, screen = terminal
+    recorder = ConsoleRecorder(title="Pong", file=file)
+    recorder.store({**axes(3, 700, 2.5), "time/fps": 436.0, "async/learner_wait": 0.25, "actor/0/wait": 0.5})
+    recorder.close()
+    text = screen()
+    for part in ("700", "436/s", "learner 25%  actors 50%"):
+        assert part in text
+
+
+def test_the_cursor_rests_on_an_empty_line_where_an_echo_of_the_terminal_moves_nothing(terminal):
+    file, screen = terminal
+    recorder = ConsoleRecorder(title="CartPole-v1", file=file)
+    feed(recorder)
+    recorder._live.refresh()
+    last = re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", screen()).split("\n")[-1]
+    assert last == ""
+    recorder.close()
+
+
+@pytest.mark.parametrize(("width", "n_lines"), [(40, 7), (80, 7), (120, 6), (200, 6)])
 def test_the_live_display_keeps_to_its_lines_whatever_the_width(width, n_lines):
     progress = Progress(Goals(max_opts=1_000_000, target_score=475.0))
     for k in (1, 2):

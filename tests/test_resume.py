@@ -210,6 +210,28 @@ def test_what_cannot_go_on_is_refused_and_changes_nothing(change: dict[str, Any]
     assert after == before
 
 
+@pytest.mark.parametrize(
+    "goal", [{"max_opts": N - 1}, {"max_env_steps": 10}, {"max_time_s": 1e-3}, {"target_score": -1.0}]
+)
+def test_a_new_goal_that_the_run_has_passed_is_refused_before_anything_starts(
+    goal: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(config(tmp_path))
+    before = (tmp_path / "config.yaml").read_bytes()
+    monkeypatch.setattr("outrider.wiring._require_possible", None)
+    (name,) = goal
+    with pytest.raises(
+        ConfigError, match=rf"trainer\.{name}: expected more than [0-9.]+, where the run already is, got"
+    ):
+        resume(tmp_path, {f"trainer.{name}": goal[name]})
+    assert (tmp_path / "config.yaml").read_bytes() == before
+
+
+def test_a_run_that_has_reached_its_goal_just_ends_again(tmp_path: Path) -> None:
+    run(config(tmp_path))
+    assert resume(tmp_path, {"trainer.max_opts": N}).stats.opt_steps == N
+
+
 class ForgetfulConfig(DqnConfig):
     """Its agent keeps something that no checkpoint can hold."""
 

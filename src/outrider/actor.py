@@ -49,7 +49,8 @@ class ActorStat:
         samples: Rows it sent to the learner (border's word; ``inserted`` elsewhere).
         env_steps: Valid single-environment steps.
         episodes: Episodes finished.
-        duration_s: Seconds from its start to its end, or to now.
+        duration_s: Seconds from its first model, when it begins to step, to its end, or to now: what the learner does
+            before, such as compiling its update, is not in it.
         wait_s: Seconds spent waiting for room in its ring.
         state: What it is doing.
         restarts: How often another one was started in its place; its numbers are sums over all of them.
@@ -68,7 +69,7 @@ class ActorStat:
 
     @property
     def samples_per_s(self) -> float:
-        """Rows sent per second of its life."""
+        """Rows sent per second."""
         return self.samples / self.duration_s if self.duration_s > 0 else 0.0
 
 
@@ -162,7 +163,7 @@ class ActorCell:
         self.words[self.STATE] = state
 
     def start(self) -> None:
-        """Note the time of the first start."""
+        """Note the time at which it first begins to step."""
         if not self.words[self.STARTED_NS]:
             self.words[self.STARTED_NS] = time.monotonic_ns()
         self.words[self.ENDED_NS] = 0
@@ -281,7 +282,6 @@ class Actor:
                 that the channel was bound for.
             Exception: Whatever the environment or the policy raises, unchanged.
         """
-        self.cell.start()
         try:
             env = self._build_env(guard_init_env)
             if env is not None:
@@ -314,6 +314,7 @@ class Actor:
             if self.stop.is_set():
                 return
             self.cell.words[self.cell.NAP] += 1
+        self.cell.start()
         self.policy.sync_model(model.info)
         self.policy.train()
         proxy = ReplayBufferProxy.build(self.proxy_config, item_sender, self.id, self.incarnation, self.stop)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, Self
 
 from safetensors import SafetensorError
 
+from outrider.announcing import announce
 from outrider.checkpoint_files import MANIFEST, ROWS, Checkpoint, Manifest, Moment, rotate, sweep
 from outrider.config import Config, require
 from outrider.core import RowStore
@@ -212,11 +212,3 @@ class Checkpoints:
             self._reported = True
             what = f"{type(error).__name__}: {error}"
             announce(f"checkpoint {moment.opt_steps}: could not be written, training goes on: {what}")
-
-
-def announce(message: str) -> None:
-    """Say what nobody should overlook, to the log and to stderr: that is where one looks who configured no log."""
-    if log.hasHandlers():
-        log.error(message)
-    with contextlib.suppress(OSError, ValueError):
-        print(f"outrider: {message}", file=sys.stderr, flush=True)

@@ -165,18 +165,6 @@ def read_checkpoint(path: Path, *, rows: bool = True) -> Checkpoint:
     return Checkpoint(path, manifest, read_state(path), rows_lost)
 
 
-def require_checkpoint(folder: Path, opt_steps: int) -> None:
-    """Refuse to go on from a checkpoint that is not there, without reading any.
-
-    Raises:
-        CheckpointError: Lists those that are.
-    """
-    there = opt_steps_of_checkpoints(folder)
-    if opt_steps not in there:
-        known = ", ".join(map(str, there)) or "none at all"
-        raise CheckpointError(f"{folder}: expected a checkpoint {opt_steps}, got {known}")
-
-
 def newest_checkpoint(folder: Path, opt_steps: int | None = None) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is whole; if none is, the newest of which only rows of the replay are damaged.
 
@@ -190,9 +178,11 @@ def newest_checkpoint(folder: Path, opt_steps: int | None = None) -> tuple[Check
     Raises:
         CheckpointError: There are some, but all are damaged; or not the one asked for.
     """
-    if opt_steps is not None:
-        require_checkpoint(folder, opt_steps)
-    wanted = opt_steps_of_checkpoints(folder) if opt_steps is None else [opt_steps]
+    there = opt_steps_of_checkpoints(folder)
+    if opt_steps is not None and opt_steps not in there:
+        known = ", ".join(map(str, there)) or "none at all"
+        raise CheckpointError(f"{folder}: expected a checkpoint {opt_steps}, got {known}")
+    wanted = there if opt_steps is None else [opt_steps]
     damages: list[str] = []
     for rows in (True, False):
         for n in wanted:

@@ -14,8 +14,9 @@ from contextlib import ExitStack, contextmanager
 from enum import Enum
 from typing import Protocol, cast
 
+from outrider.announcing import announce
 from outrider.balance import Balance
-from outrider.checkpoint import Checkpoints, announce
+from outrider.checkpoint import Checkpoints
 from outrider.checkpoint_files import Checkpoint, Moment
 from outrider.core import Agent, Measured, Preparable, Recorder, ReplayBuffer, ReplayBufferConfig
 from outrider.data import Layout, Record
@@ -103,6 +104,7 @@ class Learner:
         self._published = (-1, -1)  # opt steps and env steps at the last publication
         self._published_at = 0.0
         self.stage = Stage.INSERTING
+        self.began = False  # whether the loop was ever entered
         self.looping = False  # between the first look at the stop conditions and the final save
         self.checkpoints: Checkpoints | None = None
         self._seconds_before = 0.0
@@ -130,7 +132,7 @@ class Learner:
             self.checkpoints.start(self.buffer, exact=self.config.mode == "sync")
         self._publish()
         try:
-            self.looping = True
+            self.began = self.looping = True
             self.stopped_by = self._loop()
         finally:
             self.looping = False
@@ -175,7 +177,8 @@ class Learner:
         self.stage = Stage.OPT
         config, n = self.config, self.opt_steps + 1
         started = time.perf_counter() if _due(n, config.record_compute_cost_interval) else None
-        if _due(n, config.record_agent_info_interval):
+        recorded = config.record_agent_info_interval
+        if _due(n, recorded) or (recorded and n == config.max_opts):  # a short run ends with a loss, too
             record = self.agent.opt_with_record(self.buffer)
         else:
             self.agent.opt(self.buffer)

@@ -18,7 +18,9 @@ import numpy as np
 import torch
 
 from outrider import machine
+from outrider.agents.compilation import lacks_compiler
 from outrider.async_trainer import learner_threads
+from outrider.config import require
 from outrider.core import EnvSpec
 from outrider.data import Layout
 from outrider.errors import ResourceError
@@ -105,6 +107,20 @@ def warn_if_tight(checks: Sequence[Check]) -> None:
         if check.tight:
             needed, free = check.text(check.expected), check.text(check.free)
             log.warning("%s: will need %s, %s free (%s): %s", check.name, needed, free, check.detail, check.advice)
+
+
+def require_compiler(agent: Any) -> None:
+    """Refuse an agent whose update has to be compiled where nothing can do that.
+
+    Args:
+        agent: Config of the agent; one with ``compile: on`` and no other ``device`` than the CPU needs a compiler.
+
+    Raises:
+        ConfigError: There is no compiler.
+    """
+    if getattr(agent, "compile", "off") == "on" and getattr(agent, "device", "cpu") == "cpu":
+        lacking = lacks_compiler()
+        require(lacking is None, "agent.compile", "a C++ compiler", lacking)
 
 
 def processes_check(config: RunConfig) -> list[Check]:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from outrider import processes
-from outrider.checkpoint import announce
+from outrider.announcing import announce
 from outrider.config import Config, require
 from outrider.core import Agent, AgentConfig, EnvSpec, Evaluator
 from outrider.data import ENV_STEPS, Array, ModelInfo, Record

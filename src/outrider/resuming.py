@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.checkpoint import Checkpoints, announce
+from outrider.announcing import announce
+from outrider.checkpoint import Checkpoints
 from outrider.checkpoint_files import Checkpoint, newest_checkpoint, set_newer_aside
 from outrider.config import require
 from outrider.core import EnvSpec
@@ -31,26 +32,51 @@ def new_config(run_dir: RunDir, overrides: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def find_checkpoint(
-    run_dir: RunDir, config: RunConfig, env_spec: EnvSpec, opt_steps: int | None = None
-) -> Checkpoint | None:
+def find_checkpoint(run_dir: RunDir, opt_steps: int | None = None) -> Checkpoint | None:
     """The newest checkpoint that is whole, None if there has never been one; says what is wrong with newer ones.
 
     Args:
         run_dir: The run directory.
-        config: The config that the run goes on with; its agent must be able to take its state.
-        env_spec: The environment.
         opt_steps: Take this one, and no other.
 
     Raises:
-        CheckpointError: There are some, but none is whole, or not the one asked for; or the agent is another one.
+        CheckpointError: There are some, but none is whole, or not the one asked for.
     """
     found, damages = newest_checkpoint(run_dir.checkpoints, opt_steps)
     for damage in damages:
         announce(f"damaged: {damage}")
-    if found is not None:
-        restore_agent(found, config.agent.build(env_spec))  # a trial, before anything is changed
     return found
+
+
+def require_ahead(run_dir: RunDir, config: RunConfig, found: Checkpoint | None) -> None:
+    """Refuse a new goal that the run has passed already. One that has reached the goal it had just ends again.
+
+    Raises:
+        ConfigError: The run would end at once.
+    """
+    if found is None:
+        return
+    before, at = RunConfig.load(run_dir.path / "config.yaml").trainer, found.moment
+    reached = {
+        "max_opts": at.opt_steps,
+        "max_env_steps": at.env_steps,
+        "max_time_s": round(at.time_s, 1),
+        "target_score": at.score,
+    }
+    for name, done in reached.items():
+        goal = getattr(config.trainer, name)
+        if goal is not None and done is not None and goal != getattr(before, name):
+            require(goal > done, f"trainer.{name}", f"more than {done}, where the run already is", goal)
+
+
+def require_restorable(found: Checkpoint | None, config: RunConfig, env_spec: EnvSpec) -> None:
+    """Try, before anything is changed, whether the agent can take its state.
+
+    Raises:
+        CheckpointError: It is another agent.
+    """
+    if found is not None:
+        restore_agent(found, config.agent.build(env_spec))
 
 
 def go_back(run_dir: RunDir, found: Checkpoint | None) -> None:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +23,7 @@ from outrider.actor_manager import ActorManager, ActorManagerConfig
 from outrider.async_trainer import AsyncTrainer
 from outrider.channel import item_channel
 from outrider.checkpoint import Checkpoints
-from outrider.checkpoint_files import Checkpoint, require_checkpoint
+from outrider.checkpoint_files import Checkpoint
 from outrider.config import did_you_mean, field_types
 from outrider.core import (
     AgentConfig,
@@ -37,8 +38,9 @@ from outrider.envs.gymnasium import GymEnvConfig
 from outrider.errors import ActorFailed, CheckpointError, ConfigError, ResourceError, UnknownKey
 from outrider.flags import InitGuard, StopFlag
 from outrider.interrupts import Interrupts
+from outrider.learner import Learner
 from outrider.model_sync import model_channel
-from outrider.preflight import Check, processes_check, require_enough, space_check, warn_if_tight
+from outrider.preflight import Check, processes_check, require_compiler, require_enough, space_check, warn_if_tight
 from outrider.recording import Goals
 from outrider.run_config import AGENTS, RunConfig, require_suitable_replay
 from outrider.run_dir import RunDir, default_path, model_meta, require_new_or_empty
@@ -46,6 +48,9 @@ from outrider.trainer import Trainer
 from outrider.trainer_config import AsyncTrainerConfig, AsyncTrainStat
 
 log = logging.getLogger(__name__)
+
+REFUSALS = (CheckpointError, ConfigError, ResourceError)
+"""Errors of a run that cannot begin."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ def train_async(
         seed: Seed of the run.
         checkpoints: Saves the run, and says what it goes on from; not closed here. None: it is not saved.
         report: Called with what was done when the run ends, however that is; for those who get no result because
-            it ends with an exception.
+            it ends with an exception. Not called for a run that is refused before it has begun.
         logs: Directory for what actors and evaluators that fail leave, see `ActorManager.build`.
 
     Raises:
@@ -154,7 +159,8 @@ def train_async(
             raise
         finally:
             result = TrainResult(trainer.learner.stat(), actors.stats())
-            report(result)
+            if not _refused(trainer.learner):
+                report(result)
     interrupts.check()
     return result
 
@@ -195,7 +201,8 @@ def train_sync(
             trainer.train(recorder, evaluator, checkpoints=checkpoints)
         finally:
             result = TrainResult(trainer.learner.stat(), trainer.actor_stats())
-            report(result)
+            if not _refused(trainer.learner):
+                report(result)
     interrupts.check()
     return result
 
@@ -262,11 +269,11 @@ def resume(
         Interrupted: SIGINT, SIGTERM or SIGHUP; everything was flushed and saved.
     """
     with RunDir.open(run_dir) as opened:
-        if checkpoint is not None:
-            require_checkpoint(opened.checkpoints, checkpoint)
         config = resuming.new_config(opened, overrides or {})
+        found = resuming.find_checkpoint(opened, checkpoint)
+        resuming.require_ahead(opened, config, found)
         spec = _require_possible(config, opened.path, show_needs)
-        found = resuming.find_checkpoint(opened, config, spec, checkpoint)
+        resuming.require_restorable(found, config, spec)
         resuming.go_back(opened, found)
         opened.go_on(config.to_yaml(), argv)
         return _run_in(opened, config, spec, report, found)
@@ -382,6 +389,7 @@ def _require_possible(config: RunConfig, path: Path, show_needs: ShowNeeds) -> E
     """Find out before anything is created whether the machine suffices, and all parts suit the environment."""
     if callable(require_usable := getattr(config.agent, "require_usable", None)):
         require_usable()
+    require_compiler(config.agent)
     checks = processes_check(config)
     require_enough(checks)  # at once: even describing the environment takes a process
     processes.ensure_server()
@@ -397,12 +405,17 @@ def _require_possible(config: RunConfig, path: Path, show_needs: ShowNeeds) -> E
     return spec
 
 
+def _refused(learner: Learner) -> bool:
+    """Whether what ends the run now says that it cannot begin: there is nothing to report then."""
+    return isinstance(sys.exception(), REFUSALS) and not learner.began
+
+
 @contextmanager
 def _discarded_if_refused(run_dir: RunDir) -> Iterator[None]:
     """Leave no run directory behind a run that never began, such as one for which the memory does not suffice."""
     try:
         yield
-    except (CheckpointError, ConfigError, ResourceError):
+    except REFUSALS:
         run_dir.discard()
         raise
 

@@ -13,9 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
+from outrider.cli import main
 from outrider.errors import ConfigError
 from outrider.recording.files import read_metrics
 from outrider.run_config import RunConfig
+from outrider.run_dir import RunDir
 from outrider.wiring import TrainResult, run
 
 
@@ -55,9 +57,26 @@ def test_a_run_that_has_to_be_compiled_ends_where_there_is_no_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ConfigError, match=r"agent\.compile: .*there is no C\+\+ compiler 'no-such-compiler'"):
+    monkeypatch.setattr(RunDir, "create", None)  # nothing is begun
+    with pytest.raises(
+        ConfigError, match=r"agent\.compile: expected a C\+\+ compiler, got no program 'no-such-compiler'"
+    ):
         train(tmp_path / "on", "on", max_opts=40)
     assert not (tmp_path / "on").exists(), "a run that never began leaves nothing"
+
+
+def test_a_run_that_is_refused_before_its_first_opt_step_shows_no_statistics(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.touch()  # where the compiled update would be kept
+    arguments = ["--env.id=CartPole-v1", "--agent.compile=on", "--actors.n_actors=1", f"--run_dir={tmp_path / 'run'}"]
+    assert main(["train", "dqn", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert "Stats of" not in out
+    assert "Run directory" not in out
+    assert err.splitlines()[-1].startswith("outrider: error: agent.compile: expected an update that can be compiled")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.timeout(240)

@@ -27,11 +27,11 @@ SMALL = (
 )
 STATS = r"""Stats of async trainer
 samples/sec, opt_steps/sec, duration
-\d+\.\d+, \d+\.\d+, \d+\.\d+
+ *\d+\.\d+, +\d+\.\d+, +\d+\.\d+
 Stats of generated samples in actors
 actor_id, samples, samples/sec, duration
-0, \d+, \d+\.\d+, \d+\.\d+
-1, \d+, \d+\.\d+, \d+\.\d+
+       0, +\d+, +\d+\.\d+, +\d+\.\d+
+       1, +\d+, +\d+\.\d+, +\d+\.\d+
 """
 
 

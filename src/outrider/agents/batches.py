@@ -110,14 +110,14 @@ class Batches:
 
     def _made(self, i: int, batch: Batch) -> Tensor:
         array = self._columns[i](batch)
+        if any(stride % array.itemsize for stride in array.strides):  # a column of packed records
+            array = array.copy()
         tensor = self._tensor(array)
         if self._on_cpu and isinstance(batch.rows, np.ndarray) and np.may_share_memory(array, batch.rows):
             self._aliases[i] = tensor
         return tensor
 
     def _tensor(self, array: Array) -> Tensor:
-        if any(stride % array.itemsize for stride in array.strides):  # a column of packed records
-            array = array.copy()
         tensor = torch.from_numpy(array)
         return tensor if self._on_cpu else tensor.to(self._device)
 

@@ -37,6 +37,9 @@ KEPT = 32
 """Compiled updates in the cache; the ones that were not used for longest are deleted."""
 
 SCRATCH = "scratch-"
+BUILDING = "building"
+"""What the compiling process says when it has not found the result of an earlier compilation."""
+
 LOG = "failed.log"
 """File in the cache with all that the last compilation that failed has written."""
 
@@ -90,6 +93,18 @@ class CannotCompile(Exception):
     """Why an update cannot be compiled, in one line."""
 
 
+def compiler() -> str:
+    """The C++ compiler that is used, a name or a path: what the variable ``CXX`` says."""
+    return os.environ.get("CXX") or "g++"
+
+
+def lacks_compiler() -> str | None:
+    """What to say where the compiler is not there, None where it is."""
+    if shutil.which(compiler()) is not None:
+        return None
+    return f"no program {compiler()!r} (the variable CXX names another; agent.compile=off needs none)"
+
+
 class Compilation:
     """A compilation under way.
 
@@ -99,16 +114,19 @@ class Compilation:
     Args:
         make: Makes the twin; pickled by cloudpickle.
 
+    Attributes:
+        building: Whether it has turned out that there is something to compile, which takes long; set in :meth:`poll`.
+
     Raises:
         OSError: There is no private directory for the result.
     """
 
     def __init__(self, make: Callable[[], Traceable]) -> None:
+        self.building = False
         self._directory = cache_dir()
         self._scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=self._directory))
         self._results, sending = multiprocessing.Pipe(duplex=False)
-        compiler = os.environ.get("CXX", "g++")  # the fork server may have begun with another environment
-        arguments = (make, self._directory, self._scratch, torch.get_num_threads(), compiler, sending)
+        arguments = (make, self._directory, self._scratch, torch.get_num_threads(), compiler(), sending)
         self._process = processes.start_process(_compile, arguments, name="outrider-compile")
         sending.close()
         atexit.register(self.close)  # before multiprocessing waits for its processes
@@ -123,6 +141,9 @@ class Compilation:
             return None
         try:
             made, reason = self._results.recv()
+            if reason == BUILDING:
+                self.building = True
+                return None
         except EOFError:
             self._process.join(1.0)
             made, reason = None, f"the compiling process ended with exit code {self._process.exitcode}"
@@ -164,12 +185,12 @@ class _Reason:
 
 
 def _compile(
-    make: Callable[[], Traceable], directory: Path, scratch: Path, threads: int, compiler: str, results: Connection
+    make: Callable[[], Traceable], directory: Path, scratch: Path, threads: int, cxx: str, results: Connection
 ) -> None:
     """The compiling process."""
     processes.lead_group()
     os.nice(10)
-    os.environ["CXX"] = compiler
+    os.environ["CXX"] = cxx  # the fork server may have begun with another environment
     torch.set_num_threads(1)
     fd = os.open(scratch / LOG, os.O_CREAT | os.O_WRONLY, 0o600)
     os.dup2(fd, 1)
@@ -179,6 +200,7 @@ def _compile(
         traced = trace(twin.parts, twin.step, twin.inputs)
         path = directory / f"{_key(traced.graph, threads)}.pt2"
         if not _intact(path):
+            results.send((None, BUILDING))
             _build(traced, twin, path, scratch, threads)
         os.utime(path)
         made = Compiled(path, traced.draws)
@@ -188,9 +210,8 @@ def _compile(
 
 
 def _build(traced: Traced, twin: Traceable, path: Path, scratch: Path, threads: int) -> None:
-    compiler = os.environ["CXX"]
-    if shutil.which(compiler) is None:
-        raise CannotCompile(f"there is no C++ compiler {compiler!r}; the variable CXX may name another one")
+    if lacking := lacks_compiler():
+        raise CannotCompile(f"expected a C++ compiler, got {lacking}")
     drawn = [draw() for draw in traced.draws]
     arguments = copies((*state_tensors(twin.parts), *twin.inputs, *drawn))  # equal ones would be made one
     program = torch.export.export(traced.graph, arguments, strict=False)

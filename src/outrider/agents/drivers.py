@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from outrider.agents.capture import CapturedUpdate, restore
-from outrider.agents.compilation import CannotCompile, Compilation, CompiledUpdate, Traceable
+from outrider.agents.compilation import CannotCompile, Compilation, CompiledUpdate, Traceable, compiler
 from outrider.agents.flat import FlatAdam, FlatParameters
 from outrider.agents.tracing import Parts, StepFunction, eager, like, state_tensors
+from outrider.announcing import announce
 from outrider.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -116,14 +117,24 @@ class Drivers:
             if self._mode == "auto":
                 self._run = self._wait
                 return
-            log.info("the update is compiled, which may take half a minute")
-            while not self._load(POLL_S):
-                if stopping():
-                    return
+            self._compile_now(self._compilation, stopping)
         except (CannotCompile, OSError) as error:
             if self._mode == "on":
                 raise ConfigError("agent.compile", "an update that can be compiled", str(error)) from error
             self._give_up(str(error))
+
+    def _compile_now(self, compilation: Compilation, stopping: Callable[[], bool]) -> None:
+        """Wait for the compiled update, and say so if that takes long."""
+        began: float | None = None
+        while not self._load(POLL_S):
+            if stopping():
+                return
+            if began is None and compilation.building:
+                began = time.monotonic()
+                told = f"the update is being compiled with {compiler()}, which usually takes half a minute"
+                announce(f"agent.compile: {told}; it is kept for the next run", logging.INFO)
+        if began is not None:
+            announce(f"agent.compile: compiled in {time.monotonic() - began:.0f} s", logging.INFO)
 
     def close(self) -> None:
         """End the compilation, if one is under way."""
@@ -240,8 +251,9 @@ class Drivers:
         self._run = self._run_compiled if compiled else self._eager
         if not compiled:
             self._compiled = None
-        measured = "" if ratio is None else f", {ratio:.2f} of the eager time"
-        log.info("learner: %s%s", "compiled update in use" if compiled else "eager update kept: compiled", measured)
+        if ratio is not None:
+            told = "the compiled update is in use" if compiled else "the update runs as it is written"
+            announce(f"agent.compile: {told}; compiled it takes {ratio:.2f} of the eager time", logging.INFO)
 
     def _run_compiled(self, inputs: Inputs) -> Outputs:
         """One update by the compiled driver."""

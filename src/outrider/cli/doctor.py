@@ -104,6 +104,7 @@ def _show_machine(say: _Say) -> None:
     import torch
 
     from outrider import machine
+    from outrider.agents.compilation import compiler
     from outrider.run_dir import system_info
     from outrider.shared_memory import available_bytes, size_text
 
@@ -118,8 +119,10 @@ def _show_machine(say: _Say) -> None:
     say("processes", _or_no_limit(machine.free_processes()))
     forks = "forkserver" in multiprocessing.get_all_start_methods()
     say("fork server", "available" if forks else "not available: each process loads everything anew")
-    compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "gcc"))), None)
-    say("compiler", compiler or "none found (g++, clang++, gcc): agents run uncompiled")
+    say(
+        "compiler",
+        shutil.which(compiler()) or f"no {compiler()} (the variable CXX names another): agents run uncompiled",
+    )
     gpus = ", ".join(info["gpus"])
     say("cuda", f"{torch.version.cuda}: {gpus}" if torch.cuda.is_available() else "not available")
 
@@ -131,9 +134,10 @@ def _or_no_limit(free: int) -> str:
 def _examine(config: RunConfig, timeout_s: float, say: _Say) -> int:
     """The table of needs, and a trial of the environment and of own classes."""
     from outrider.env_trial import Trial, try_parts
-    from outrider.preflight import processes_check, require_enough, space_check
+    from outrider.preflight import processes_check, require_compiler, require_enough, space_check
 
     print(flush=True)
+    require_compiler(config.agent)
     checks = processes_check(config)
     require_enough(checks)
     trial = Trial()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from outrider.cli.arguments import Parser, import_from_here, integer
@@ -47,7 +48,7 @@ def main(arguments: list[str]) -> int:
         parse_overrides(options),
         checkpoint=checkpoint,
         argv=argv,
-        report=show,
+        report=partial(show, resumed=True),
         show_needs=show_needs,
     )
     return 0

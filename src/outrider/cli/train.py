@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from outrider.cli.arguments import Parser, import_from_here
 from outrider.cli.needs import show_needs
-from outrider.cli.printing import reader_optional
+from outrider.cli.printing import aligned, reader_optional
 from outrider.config import did_you_mean, require
 from outrider.processes import ensure_server
 
@@ -27,6 +28,9 @@ examples:
   outrider train sac --env.id=my_package:MyEnv-v0 --env.kwargs='{size: 3}'
   outrider train my_run.yaml --env.class=my_package.my_env:MyEnvConfig
 """
+
+GOALS = ("max_opts", "max_env_steps", "max_time_s", "target_score")
+"""What ends a run that has done all that it was to do."""
 
 FLAGS = ("-h", "--help", "--print-config", "--print_config")
 
@@ -67,18 +71,26 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def show(result: TrainResult) -> None:
-    """Print the statistics of both sides; also of a run that was interrupted or failed."""
-    from outrider.actor import actor_stats_fmt
+def show(result: TrainResult, *, resumed: bool = False) -> None:
+    """Print the statistics of both sides, and how to go on; also of a run that was interrupted or failed.
 
-    best = result.stats.best_score
+    Args:
+        result: Of the run.
+        resumed: Whether the run was there before, while its actors are new ones.
+    """
+    from outrider.actor import actor_stats_fmt
+    from outrider.checkpoint_files import opt_steps_of_checkpoints
+
+    best, ended, run_dir = result.stats.best_score, result.stats.stopped_by, result.run_dir
     with reader_optional():
         print("Stats of async trainer")
-        print(result.stats.fmt())
-        print("Stats of generated samples in actors")
-        print(actor_stats_fmt(result.actor_stats))
-        print(f"Ended by {result.stats.stopped_by}" + ("" if best is None else f", best score {best:g}"))
-        print(f"Run directory: {result.run_dir}")
+        print(aligned(result.stats.fmt()))
+        print("Stats of generated samples in actors" + ", since the run was resumed" * resumed)
+        print(aligned(actor_stats_fmt(result.actor_stats)))
+        print(f"Ended by {ended}" + ("" if best is None else f", best score {best:g}"))
+        print(f"Run directory: {run_dir}")
+        if run_dir is not None and ended not in GOALS and opt_steps_of_checkpoints(run_dir / "checkpoints"):
+            print(f"To go on: outrider resume {shlex.quote(str(run_dir))}")
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -138,8 +138,8 @@ class ConsoleRecorder(NullRecorder):
     """Shows how the run is getting on.
 
     On a terminal a few lines are redrawn in place; ordinary output and tracebacks appear above them. Elsewhere
-    each flush prints one line, and half a minute without one does. The live display shows axes and evaluations as
-    soon as they are stored.
+    each flush prints one line, and half a minute without one does. The live display shows what is stored at once:
+    where opt steps are slow, flushes are minutes apart.
     Keeps no models.
 
     Process: the learner.
@@ -176,10 +176,9 @@ class ConsoleRecorder(NullRecorder):
         self._printed_at = time.monotonic()
 
     def store(self, record: Record) -> None:
-        """Take metrics; axes and evaluations are shown at once, everything else at the next flush."""
+        """Take metrics; numbers and texts are shown at once, until the next flush says what they were on average."""
         self._aggregate.add(record)
-        at_once = [name for name in record if name in AXES or name.startswith("eval/")]
-        now: Line = {name: value for name in at_once if isinstance(value := record[name], int | float)}
+        now: Line = {name: value for name, value in record.items() if isinstance(value, int | float | str)}
         if now:
             self._progress.update(now)
         if self._plain and time.monotonic() - self._printed_at >= PLAIN_INTERVAL_S:
@@ -271,7 +270,7 @@ def render(progress: Progress, title: str, width: int, unicode: bool = True) -> 
     frame = Table.grid()
     frame.add_column(width=width)
     frame.add_row(Group(*parts))
-    return frame
+    return Group(frame, Text())  # the cursor rests on an empty line: a ^C echoed after a full one would begin another
 
 
 def _cells(progress: Progress) -> list[tuple[str, Text]]:
