@@ -25,8 +25,8 @@ help:
 setup: $(STAMP)
 
 $(STAMP): requirements-dev.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"outrider needs Python 3.11 or later; {sys.executable} is {v[0]}.{v[1]}. Try: make PYTHON=python3.11 ...")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"outrider needs Python 3.11 or later; {sys.executable} is {v[0]}.{v[1]}. Try: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' requirements-dev.lock)"
 	$(BIN)/python -m pip install --quiet -r requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
@@ -53,6 +53,7 @@ docs: setup
 	$(BIN)/python docs/make_configuration.py
 	$(BIN)/python docs/make_metrics.py
 	$(BIN)/zensical build --clean --strict
+	rm -f site/make_*.py
 
 clean:
 	rm -rf $(VENV) benchmarks/.venvs site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,9 +17,12 @@ from outrider import presets
 from outrider.cli import main
 from outrider.cli.printing import aligned
 from outrider.cli.train import show
+from outrider.data import Episode
 from outrider.errors import ActorFailed, Interrupted, RunDirError
 from outrider.run_config import RunConfig
 from outrider.version import __version__
+
+CORES = os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,17 @@ class Wiring(ModuleType):
         self.calls.append((run_dir, overrides, checkpoint, argv))
         report(Result(Stats(), (), run_dir))
 
-    def evaluate_run(self, run_dir: Path, model: str, episodes: int, seed: int) -> tuple[float, dict[str, Any]]:
+    def evaluate_run(
+        self,
+        run_dir: Path,
+        model: str,
+        episodes: int,
+        seed: int,
+        on_episode: Callable[[Episode], object] = lambda episode: None,
+    ) -> tuple[float, dict[str, Any]]:
         self.calls.append((run_dir, model, episodes, seed))
+        for ret in (-21.0, 20.5):
+            on_episode(Episode(ret, 100, 0))
         return 21.5, {"eval/mean_reward": 21.5, "eval/episodes": 3}
 
 
@@ -156,6 +168,32 @@ def test_evaluation_prints_score_and_metrics(outrider: Outrider, wiring: Wiring)
     assert out == "Score of model last over 3 episodes: 21.5\neval/episodes: 3\neval/mean_reward: 21.5\n"
 
 
+def test_evaluation_tells_each_episode_on_a_terminal(
+    outrider: Outrider, wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _, out, _ = outrider("eval", "runs/x", "--episodes=3", "--model=last")
+    assert out.startswith("episode 1/3  return -21\nepisode 2/3  return 20.5\nScore of model last over 3 episodes: ")
+
+
+@pytest.mark.parametrize(("chosen", "threads"), [({}, 1), ({"OMP_NUM_THREADS": str(CORES)}, CORES)])
+def test_evaluation_computes_with_one_thread_unless_the_user_chose_a_number(
+    chosen: dict[str, str], threads: int
+) -> None:
+    code = """
+import sys, torch
+from outrider import loaded_policy
+from outrider.cli import main
+loaded_policy.evaluate_run = lambda *arguments: (torch.get_num_threads(), {})
+sys.exit(main(["eval", "x", "--model=last"]))
+"""
+    inherited = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=inherited | chosen, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"Score of model last over 10 episodes: {threads}\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -174,8 +212,8 @@ def test_evaluation_prints_score_and_metrics(outrider: Outrider, wiring: Wiring)
         (("train", "cartpole-dqn", "--agent.gama=1"), "agent.gama: expected one of "),
         (("train", "cartpole-dqn", "--max_opts=1"), "max_opts: expected one of env, agent, actors, "),
         (("train", "cartpole-dqn", "--agent.class=no_such_mod:X"), "agent.class: expected a module that can be "),
-        (("train", "dqn"), "env.id: expected a value, got nothing"),
-        (("train", "sac"), "env.id: expected a value, got nothing"),
+        (("train", "dqn"), "env.id: expected a value, as in --env.id=CartPole-v1, got nothing"),
+        (("train", "sac"), "env.id: expected a value, as in --env.id=CartPole-v1, got nothing"),
         (("resume",), "outrider resume: expected RUN_DIR, got nothing"),
         (("resume", "x", "y"), "outrider resume: expected no more arguments, got y"),
         (("resume", "x", "--checkpoint=last"), "--checkpoint: expected an integer >= 0, got 'last'"),

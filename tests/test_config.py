@@ -194,7 +194,7 @@ def test_a_failed_save_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: py
     ("text", "message"),
     [
         ("capacity: 1\ncapacity: 2\n", "capacity: expected a key once, got it a second time (line 2)"),
-        ("inner: {lr: 1, lr: 2}\n", "lr: expected a key once, got it a second time (line 1)"),
+        ("inner: {lr: 1, lr: 2}\n", "inner.lr: expected a key once, got it a second time (line 1) (in PATH)"),
         ("- 1\n", "PATH: expected a mapping of keys to values, got a list"),
         ("1: 2\n", "PATH: expected keys that are strings, got 1 (line 1)"),
         (

@@ -25,12 +25,14 @@ from outrider.errors import (
     RunDirError,
     Stalled,
     Unbound,
+    UnknownKey,
     UnsupportedSpace,
 )
 
 EXAMPLES: list[OutriderError] = [
     OutriderError("what happened"),
     ConfigError("trainer.max_opts", "an integer", "many"),
+    UnknownKey("agent.gama", "one of gamma, lr", "an unknown key"),
     UnsupportedSpace("env.action_space", "a Box", "Discrete(2)"),
     EnvFailed("environment E", "ValueError: no", "Traceback ...\nValueError: no\n"),
     EvaluatorFailed("Traceback ...\nValueError: no\n", 1),

@@ -117,6 +117,15 @@ def test_short_episodes_count_no_more_often_than_long_ones(reset_rows):
     }
 
 
+def test_each_episode_is_told_when_it_has_ended():
+    evaluator = DefaultEvaluator(CountEnvConfig([[1], [100], [3]], False), n_episodes=5, n_envs=3)
+    told = []
+    evaluator.on_episode = told.append
+    evaluator.evaluate(OnePolicy())
+    assert [episode.length for episode in told] == [1, 1, 3, 100, 100]
+    assert told == evaluator.episodes
+
+
 def test_every_evaluation_starts_from_the_same_seeds_in_the_same_environment():
     config = CountEnvConfig([[2, 5], [3, 4]])
     evaluator = DefaultEvaluatorConfig(n_episodes=4, n_envs=2, seed=7).build(config)

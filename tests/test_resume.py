@@ -284,8 +284,10 @@ def test_the_directory_of_a_run_that_goes_on_cannot_be_another(tmp_path: Path) -
         resume(tmp_path, {"run_dir": str(tmp_path / "other")})
     with pytest.raises(RunDirError, match=r"expected a run directory \(with config.yaml\)"):
         resume(tmp_path / "nothing")
+    needs: list[object] = []
     with pytest.raises(CheckpointError, match="expected a checkpoint 3, got 5"):
-        resume(tmp_path, checkpoint=3)
+        resume(tmp_path, checkpoint=3, show_needs=needs.append)
+    assert needs == []
 
 
 def test_time_alone_is_no_reason_for_a_checkpoint_of_the_synchronous_trainer(tmp_path: Path) -> None:

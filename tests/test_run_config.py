@@ -1,15 +1,22 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 from outrider.config import Config
-from outrider.errors import ConfigError
-from outrider.run_config import RunConfig, load_preset, override, parse_overrides
+from outrider.core import EnvSpec
+from outrider.data import Layout
+from outrider.errors import ConfigError, LayoutMismatch, UnknownKey
+from outrider.replay.frames import FrameReplayBuffer, FrameReplayBufferConfig
+from outrider.run_config import RunConfig, load_preset, override, parse_overrides, require_suitable_replay
+from outrider.wiring import train
 
 HERE = __name__
 
@@ -233,6 +240,106 @@ def test_a_name_that_is_neither_preset_nor_file_is_refused(tmp_path: Path) -> No
     assert text.startswith("preset: expected one of cartpole-dqn, ")
     assert text.endswith(", or the path of a YAML file, got 'cartpol-dqn' (did you mean cartpole-dqn?)")
     (tmp_path / "config.yaml").write_text("env: {}\n")
-    assert refusal(lambda: load_preset(tmp_path)).endswith(f"(did you mean {tmp_path / 'config.yaml'}?)")
+    assert refusal(lambda: load_preset(tmp_path)).endswith(
+        f", a run directory (did you mean `outrider resume {tmp_path}`, or {tmp_path / 'config.yaml'}?)"
+    )
     missing = tmp_path / "x.yaml"
     assert refusal(lambda: load_preset(missing)) == f"{missing}: expected a YAML file, got no file at that path"
+
+
+IMAGES = EnvSpec("images", spaces.Box(0, 255, (4, 8, 8), np.uint8), spaces.Discrete(2), frame_stack=4)
+VECTORS = EnvSpec("vectors", spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2))
+
+
+@dataclass(frozen=True)
+class OwnReplay:
+    """Stores frames, and says in its own words what it does not store."""
+
+    capacity: int = 10**15
+    disk: str | None = "no/such/directory"
+
+    def build(self, layout: Layout) -> FrameReplayBuffer:
+        if layout.kind != "frames":
+            raise LayoutMismatch("OwnReplay wants frames")
+        return FrameReplayBufferConfig(capacity=self.capacity, disk=self.disk).build(layout)
+
+
+@pytest.mark.parametrize(
+    ("spec", "replay", "processor", "message"),
+    [
+        (
+            IMAGES,
+            {"class": "frames"},
+            "simple",
+            "replay.class: expected uniform or prioritized with step_processor.class simple, got frames "
+            "(FrameReplayBuffer stores frames, the step processor makes transitions; "
+            "frames needs --step_processor.class=frames)",
+        ),
+        (
+            IMAGES,
+            {"class": "uniform"},
+            "frames",
+            "replay.class: expected frames with step_processor.class frames, got uniform (SimpleReplayBuffer stores "
+            "transitions, the step processor makes frames; uniform needs --step_processor.class=simple)",
+        ),
+        (
+            VECTORS,
+            OwnReplay(),
+            "simple",
+            "replay.class: expected uniform or prioritized with step_processor.class simple, "
+            f"got {__name__}:OwnReplay (OwnReplay wants frames)",
+        ),
+    ],
+)
+def test_a_replay_buffer_that_cannot_store_what_is_made_is_refused(
+    spec: EnvSpec, replay: Any, processor: str, message: str
+) -> None:
+    config = RunConfig.from_sources("cartpole-dqn", {"replay": replay, "step_processor": processor})
+    assert refusal(lambda: require_suitable_replay(config, spec)) == message
+
+
+@pytest.mark.parametrize(("replay", "processor"), [({"class": "frames"}, "frames"), (OwnReplay(), "frames")])
+def test_a_replay_buffer_that_stores_what_is_made_is_taken_whatever_its_size(replay: Any, processor: str) -> None:
+    config = RunConfig.from_sources("cartpole-dqn", {"replay": replay, "step_processor": processor})
+    require_suitable_replay(config, IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        ("agnt: {class: dqn}", {"seed": 1}, "agnt: .*unknown key .did you mean agent.* .in FILE."),
+        ("agent: {class: dqn, gama: 1}", {}, "agent.gama: .*unknown key .did you mean gamma.* .in FILE."),
+        ("agent: {class: dqn, gamma: 1.5}", {"env.id": "x"}, "agent.gamma: .*, got 1.5 .in FILE."),
+        ("agent:\n  lr: 1\n  lr: 2", {}, "agent.lr: expected a key once, got it a second time .line 4. .in FILE."),
+        ("agent: {class: dqn, gamma: 1}", {"agent.gamma": 2.5}, "agent.gamma: .*, got 2.5"),
+        ("agent: {class: dqn, gamma: 1}", {"agent.gama": 0.5}, "agent.gama: .*did you mean gamma.."),
+    ],
+)
+def test_what_a_file_says_wrongly_is_told_with_its_name(
+    text: str, overrides: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "my_run.yaml"
+    file.write_text(f"env: {{id: CartPole-v1}}\n{text}\n")
+    said = refusal(lambda: RunConfig.from_sources(file, overrides))
+    assert re.fullmatch(message.replace("FILE", re.escape(str(file))), said), said
+
+
+def test_an_empty_file_is_told_to_be_empty(tmp_path: Path) -> None:
+    file = tmp_path / "my_run.yaml"
+    file.write_text("# nothing yet\n")
+    assert refusal(lambda: RunConfig.from_sources(file)) == f"env: expected a value, got nothing ({file} is empty)"
+
+
+def test_a_preset_without_an_environment_says_how_to_name_one() -> None:
+    expected = "env.id: expected a value, as in --env.id=CartPole-v1, got nothing"
+    assert refusal(lambda: RunConfig.from_sources("dqn")) == expected
+
+
+def test_an_own_class_that_is_not_found_says_where_it_is_looked_for() -> None:
+    said = refusal(lambda: run(agent="my_package.agents:MyConfig"))
+    assert said.endswith("No module named 'my_package' (run it where my_package lies, or set PYTHONPATH)")
+
+
+def test_a_misspelt_argument_of_the_short_way_is_a_public_error() -> None:
+    with pytest.raises(UnknownKey, match=r"^n_actor: expected one of n_actors, env, .* \(did you mean n_actors\?\)$"):
+        train("CartPole-v1", "dqn", n_actor=3)

@@ -62,6 +62,7 @@ from .errors import ResourceError as ResourceError
 from .errors import RunDirError as RunDirError
 from .errors import Stalled as Stalled
 from .errors import Unbound as Unbound
+from .errors import UnknownKey as UnknownKey
 from .errors import UnsupportedSpace as UnsupportedSpace
 from .evaluation import DefaultEvaluator as DefaultEvaluator
 from .evaluation import DefaultEvaluatorConfig as DefaultEvaluatorConfig

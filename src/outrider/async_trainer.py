@@ -270,8 +270,12 @@ def choose_threads(n_actors: int, cores: int) -> None:
 def learner_threads(n_actors: int, cores: int) -> int:
     """Threads that the learner will compute with beside so many actors: see :func:`choose_threads`."""
     threads = torch.get_num_threads()
+    return threads if user_chose_threads(cores) else min(threads, max(1, cores - n_actors))
+
+
+def user_chose_threads(cores: int) -> bool:
+    """Whether torch's number of threads is the user's: see :func:`choose_threads`."""
+    threads = torch.get_num_threads()
     its_own = {cores, len(placement.usable()), psutil.cpu_count(logical=False)}
     unchosen = threads == DEFAULT_THREADS and threads in its_own
-    if unchosen and not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys():
-        return min(threads, max(1, cores - n_actors))
-    return threads
+    return not unchosen or bool({"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys())

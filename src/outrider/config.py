@@ -32,8 +32,8 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, core_schema
 
 from outrider.durable import replace_text
-from outrider.errors import ConfigError
-from outrider.strict_yaml import dump_yaml, read_yaml
+from outrider.errors import ConfigError, UnknownKey
+from outrider.strict_yaml import dump_yaml, in_file, read_yaml
 
 FORMAT_VERSION = 1
 """Version of the YAML files that :meth:`Config.save` writes."""
@@ -61,12 +61,11 @@ class Config:
         Raises:
             ConfigError: There is no such file, or what it says is not such a config.
         """
+        data = read_yaml(path)
         try:
-            return cls.from_dict(without_version(read_yaml(path)))
+            return cls.from_dict(without_version(data))
         except ConfigError as error:
-            if error.key == str(path):
-                raise
-            raise type(error)(error.key, error.expected, f"{error.got} (in {path})") from None
+            raise in_file(error, path) from None
 
     def save(self, path: Path | str) -> None:
         """Write a YAML file that loads as an equal config, atomically; the directory must exist."""
@@ -96,10 +95,6 @@ class Config:
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(lambda value: _build(cls, value, ""))
-
-
-class _UnknownKey(ConfigError):
-    """A key that a class does not have."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -151,7 +146,9 @@ class Family:
         try:
             found: Any = importlib.import_module(module_name)
         except ImportError as error:
-            raise ConfigError(where, f"a module that can be imported, for {path}", error) from error
+            top = module_name.partition(".")[0]
+            hint = f" (run it where {top} lies, or set PYTHONPATH)" if error.name == top else ""
+            raise ConfigError(where, f"a module that can be imported, for {path}", f"{error}{hint}") from error
         for part in attribute.split("."):
             if not hasattr(found, part):
                 raise ConfigError(where, f"the name of a class in {module_name}", _suggest(attribute, vars(found)))
@@ -214,7 +211,7 @@ def _build(cls: type, data: Any, where: str) -> Any:
         for key in data:
             if key not in validators:
                 got = f"an unknown key{did_you_mean(key, validators)}"
-                raise _UnknownKey(str(key), f"one of {_join(validators)}", got)
+                raise UnknownKey(str(key), f"one of {_join(validators)}", got)
         for field in dataclasses.fields(cls):
             missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
             if missing and field.name in validators and field.name not in data:
@@ -265,7 +262,7 @@ def _explain(errors: list[ErrorDetails], data: Any) -> ConfigError:
     """One ConfigError for what pydantic found: the deepest key of the first wrong value, all that it may be."""
     found = [_as_config_error(error, _key_of(error, data), data) for error in errors]
     # Where several classes are possible, one that knows the key has more to say than those that do not.
-    found = [error for error in found if not isinstance(error, _UnknownKey)] or found
+    found = [error for error in found if not isinstance(error, UnknownKey)] or found
     section = found[0].key.partition(".")[0]
     first = max((e for e in found if e.key.partition(".")[0] == section), key=lambda e: e.key.count("."))
     expected = dict.fromkeys(error.expected for error in found if error.key == first.key)

@@ -358,7 +358,10 @@ class ActorPolicy(Policy, SyncModel, Protocol):
 
 @runtime_checkable
 class AgentConfig(Protocol):
-    """Builds the agent of the learner, and the policies of the actors and the evaluator."""
+    """Builds the agent of the learner, and the policies of the actors and the evaluator.
+
+    With a method ``require_usable()`` it can refuse, at the start of a run, what this machine lacks.
+    """
 
     def build(self, env_spec: EnvSpec, *, device: str = "cpu", seed: int = 0) -> Agent:
         """Build the learner's agent.

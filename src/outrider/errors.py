@@ -4,6 +4,7 @@
 
     OutriderError
     ├── ConfigError            an impossible configuration (also a ValueError); the CLI exits with 2
+    │   ├── UnknownKey         a key that there is not
     │   └── UnsupportedSpace   a space that cannot be stored, or not by this agent
     ├── EnvFailed              an environment could not be built or described; carries its traceback
     ├── ChannelError           misuse of a channel
@@ -54,6 +55,10 @@ class ConfigError(OutriderError, ValueError):
     def below(self, prefix: str) -> ConfigError:
         """The same error with its key seen from one level further up."""
         return type(self)(f"{prefix}.{self.key}" if self.key else prefix, self.expected, self.got)
+
+
+class UnknownKey(ConfigError):
+    """A key that there is not."""
 
 
 class UnsupportedSpace(ConfigError):

@@ -81,6 +81,7 @@ class DefaultEvaluator:
     Attributes:
         stop: Asked once per step, None or a callable without arguments: True ends the evaluation early, with the
             score NaN (better than no other score) and an empty record. Being asked is also a sign of life.
+        on_episode: Called with each episode when it has ended, or None.
         guard: Held while the environments are built, None or the guard that the actors build theirs under.
         episodes: The episodes of the last evaluation, in the order in which they ended.
 
@@ -94,6 +95,7 @@ class DefaultEvaluator:
         self.n_episodes = checked.n_episodes
         self.n_envs = checked.n_envs or min(n_episodes, MAX_ENVS)
         self.stop: Callable[[], bool] | None = None
+        self.on_episode: Callable[[Episode], object] | None = None
         self.guard: InitGuard | None = None
         self.episodes: list[Episode] = []
         self._seeds = env_seeds(seed, 0, 0, self.n_envs, Role.EVALUATOR)
@@ -159,6 +161,8 @@ class DefaultEvaluator:
                 if left[i]:
                     episodes.append(Episode(float(returns[i]), int(lengths[i]), int(i)))
                     left[i] -= 1
+                    if self.on_episode is not None:
+                        self.on_episode(episodes[-1])
                     quiet_until = time.monotonic() + ENDLESS_S
                 returns[i], lengths[i] = 0.0, 0
             obs = step.init_obs

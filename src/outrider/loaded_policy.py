@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from outrider.core import Agent, AgentConfig, EnvSpec
-from outrider.data import Array, Obs, Record
+from outrider.data import Array, Episode, Obs, Record
 from outrider.evaluation import DefaultEvaluator
 from outrider.run_config import RunConfig
 from outrider.run_dir import RunDir
@@ -53,7 +54,13 @@ class LoadedPolicy:
         return act if batched else act[0]
 
 
-def evaluate_run(run_dir: Path | str, model: str = "best", episodes: int = 10, seed: int = 0) -> tuple[float, Record]:
+def evaluate_run(
+    run_dir: Path | str,
+    model: str = "best",
+    episodes: int = 10,
+    seed: int = 0,
+    on_episode: Callable[[Episode], object] | None = None,
+) -> tuple[float, Record]:
     """Play whole episodes with a model that a run has kept.
 
     Args:
@@ -61,6 +68,7 @@ def evaluate_run(run_dir: Path | str, model: str = "best", episodes: int = 10, s
         model: ``best``, ``last`` or a number of opt steps.
         episodes: Number of episodes.
         seed: Seed of the environments.
+        on_episode: Called with each episode when it has ended, or None.
 
     Returns:
         Mean return, and ``eval/*`` metrics.
@@ -72,6 +80,7 @@ def evaluate_run(run_dir: Path | str, model: str = "best", episodes: int = 10, s
     env = config.env.eval()
     agent = build_saved(config.agent, env.spec(), path)
     with closing(DefaultEvaluator(env, seed=seed, n_episodes=episodes)) as evaluator:
+        evaluator.on_episode = on_episode
         return evaluator.evaluate(agent)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -17,10 +18,11 @@ from typing import Annotated, Any, Self
 from outrider import presets
 from outrider.actor_manager import ActorManagerConfig
 from outrider.config import Config, Family, did_you_mean, family_of, field_types, require, without_version
-from outrider.core import AgentConfig, EnvConfig, ReplayBufferConfig, StepProcessorConfig
-from outrider.errors import ConfigError
+from outrider.core import AgentConfig, EnvConfig, EnvSpec, ReplayBufferConfig, StepProcessorConfig
+from outrider.data import Layout
+from outrider.errors import ConfigError, LayoutMismatch, UnknownKey
 from outrider.sampling import require_same_discount
-from outrider.strict_yaml import parse_yaml, read_yaml
+from outrider.strict_yaml import in_file, parse_yaml, read_yaml
 from outrider.trainer_config import AsyncTrainerConfig
 
 ENVS = Family(
@@ -45,6 +47,9 @@ REPLAYS = Family(
 )
 EVALUATORS = Family({"default": "outrider.evaluation:DefaultEvaluatorConfig"}, default="default")
 RECORDERS = Family({"default": "outrider.recording:RecorderConfig"}, default="default")
+
+EXAMPLES = {"env.id": "--env.id=CartPole-v1"}
+"""How values that have no default are given, by their keys."""
 
 METHODS = {
     "env": ("build", "eval", "spec"),
@@ -122,7 +127,53 @@ class RunConfig(Config):
         Raises:
             ConfigError: No such preset or file, or the result is not a possible run.
         """
-        return cls.from_dict(override(load_preset(source), overrides or {}))
+        data = load_preset(source)
+        try:
+            return cls.from_dict(override(data, overrides or {}))
+        except ConfigError as error:
+            if error.key in EXAMPLES and error.got == "nothing":
+                error = ConfigError(error.key, f"{error.expected}, as in {EXAMPLES[error.key]}", error.got)
+            if str(source) in presets.names():
+                raise error from error.__cause__
+            if not data:
+                raise ConfigError(error.key, error.expected, f"{error.got} ({source} is empty)") from None
+            raise (in_file(error, source) if _is_from(error.key, data, overrides or {}) else error) from error.__cause__
+
+
+def require_suitable_replay(config: RunConfig, env_spec: EnvSpec) -> None:
+    """Refuse a replay buffer that cannot store what the step processor makes, found by building a tiny one.
+
+    Classes without a field ``capacity`` are not tried: nobody knows what building them takes.
+
+    Raises:
+        ConfigError: Names the classes that would do, of both sections.
+    """
+    layout = config.step_processor.layout(env_spec)
+    if (reason := _refusal(config.replay, layout)) is None:
+        return
+    made_by, replay = STEP_PROCESSORS.name_of(type(config.step_processor)), REPLAYS.name_of(type(config.replay))
+    buffers = [name for name in REPLAYS.classes if _refusal(REPLAYS.build(name), layout) is None]
+    makers = []
+    for name in STEP_PROCESSORS.classes:
+        with suppress(ConfigError):  # one that does not suit this environment, or lacks a number, is no advice
+            if _refusal(config.replay, STEP_PROCESSORS.build(name).layout(env_spec)) is None:
+                makers.append(name)
+    advice = f"; {replay} needs --step_processor.class={' or '.join(makers)}" if makers else ""
+    expected = f"{' or '.join(buffers) or 'another class'} with step_processor.class {made_by}"
+    raise ConfigError("replay.class", expected, f"{replay} ({reason}{advice})")
+
+
+def _refusal(replay: Any, layout: Layout) -> str | None:
+    """Why a replay buffer cannot store rows of this layout, None if it can or cannot be tried."""
+    tiny = {"capacity": 1, "disk": None}
+    with suppress(ConfigError):  # a class that takes no such capacity, or needs more than it was given
+        if "capacity" in field_types(type(replay)):
+            known = {name: value for name, value in tiny.items() if name in field_types(type(replay))}
+            try:
+                dataclasses.replace(replay, **known).build(layout)
+            except LayoutMismatch as error:
+                return str(error)
+    return None
 
 
 def load_preset(name_or_path: str | Path) -> dict[str, Any]:
@@ -140,8 +191,18 @@ def load_preset(name_or_path: str | Path) -> dict[str, Any]:
     expected = f"one of {', '.join(known)}, or the path of a YAML file"
     hint = did_you_mean(str(name_or_path), known)
     if (path / "config.yaml").is_file():  # a run directory
-        hint = f" (did you mean {path / 'config.yaml'}?)"
+        hint = f", a run directory (did you mean `outrider resume {path}`, or {path / 'config.yaml'}?)"
     raise ConfigError("preset", expected, f"{str(name_or_path)!r}{hint}")
+
+
+def _is_from(key: str, data: Mapping[str, Any], overrides: Mapping[str, Any]) -> bool:
+    """Whether the value at a dotted key is that of a file, and not an override."""
+    below: Any = data
+    for part in key.split("."):
+        if not isinstance(below, Mapping) or part not in below:
+            return False
+        below = below[part]
+    return not any(f"{key}.".startswith(f"{given}.") or given.startswith(f"{key}.") for given in overrides)
 
 
 def differences(before: RunConfig, after: RunConfig) -> list[str]:
@@ -237,7 +298,7 @@ def _unknown(key: str, families: Mapping[str, Family | None], data: Mapping[str,
             classes[name] = family.resolve(section.get("class", family.default), f"{name}.class")
     found = next((f"{name}.{key}" for name in families if name in classes and key in field_types(classes[name])), None)
     hint = f" (did you mean {found}?)" if found else did_you_mean(key, families)
-    return ConfigError(key, f"one of {', '.join(families)}", f"an unknown key{hint}")
+    return UnknownKey(key, f"one of {', '.join(families)}", f"an unknown key{hint}")
 
 
 def _with(data: Any, path: list[str], value: Any, key: str) -> dict[str, Any]:

@@ -71,10 +71,7 @@ class RunDir:
         except OSError as error:
             raise _unwritable(path, error) from error
         try:
-            there = sorted(entry.name for entry in path.iterdir() if entry.name != LOCK)
-            if there:
-                more = ", ..." if len(there) > 3 else ""
-                raise RunDirError(f"{path}: expected an empty run directory, got one with {', '.join(there[:3])}{more}")
+            require_new_or_empty(path)
             for folder in (run.models, run.checkpoints, run.logs):
                 folder.mkdir()
             replace_text(path / "command.txt", shlex.join(command) + "\n")
@@ -176,6 +173,21 @@ class RunDir:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def require_new_or_empty(path: Path) -> None:
+    """Refuse a directory that cannot become that of a new run, without making it.
+
+    Raises:
+        RunDirError: It has something in it, or cannot be read.
+    """
+    try:
+        there = sorted(entry.name for entry in path.iterdir() if entry.name != LOCK) if path.is_dir() else []
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    if there:
+        more = ", ..." if len(there) > 3 else ""
+        raise RunDirError(f"{path}: expected an empty run directory, got one with {', '.join(there[:3])}{more}")
 
 
 def default_path(env_id: str, agent: str, root: Path | str = "runs") -> Path:

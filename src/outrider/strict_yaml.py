@@ -45,6 +45,11 @@ class _Loader(yaml.SafeLoader):
             if key in seen:
                 raise ConfigError(key, "a key once", f"it a second time ({where})")
             seen.add(key)
+        for key_node, value_node in node.value:
+            try:
+                self.construct_object(value_node, deep=True)  # kept for what follows
+            except ConfigError as error:
+                raise error.below(str(key_node.value)) from None
         return super().construct_mapping(node, deep=deep)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
@@ -109,12 +114,20 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         raise ConfigError(str(path), "a YAML file", "no file at that path") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), "a readable YAML file", error) from None
-    data = parse_yaml(text, str(path))
+    try:
+        data = parse_yaml(text, str(path))
+    except ConfigError as error:
+        raise error if error.key == str(path) else in_file(error, path) from None
     if data is None:
         return {}
     if not isinstance(data, dict):
         raise ConfigError(str(path), "a mapping of keys to values", f"a {type(data).__name__}")
     return data
+
+
+def in_file(error: ConfigError, path: Path | str) -> ConfigError:
+    """The same error, with the file that the value came from."""
+    return type(error)(error.key, error.expected, f"{error.got} (in {path})")
 
 
 def dump_yaml(data: Any) -> str:

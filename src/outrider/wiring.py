@@ -24,6 +24,7 @@ from outrider.async_trainer import AsyncTrainer
 from outrider.channel import item_channel
 from outrider.checkpoint import Checkpoints
 from outrider.checkpoint_files import Checkpoint
+from outrider.config import did_you_mean, field_types
 from outrider.core import (
     AgentConfig,
     EnvConfig,
@@ -34,15 +35,15 @@ from outrider.core import (
     StepProcessorConfig,
 )
 from outrider.envs.gymnasium import GymEnvConfig
-from outrider.errors import ActorFailed, CheckpointError, ConfigError, ResourceError
+from outrider.errors import ActorFailed, CheckpointError, ConfigError, ResourceError, UnknownKey
 from outrider.flags import InitGuard, StopFlag
 from outrider.interrupts import Interrupts
 from outrider.learner import Learner
 from outrider.model_sync import model_channel
 from outrider.preflight import Check, processes_check, require_compiler, require_enough, space_check, warn_if_tight
 from outrider.recording import Goals
-from outrider.run_config import AGENTS, RunConfig
-from outrider.run_dir import RunDir, default_path, model_meta
+from outrider.run_config import AGENTS, RunConfig, require_suitable_replay
+from outrider.run_dir import RunDir, default_path, model_meta, require_new_or_empty
 from outrider.trainer import Trainer
 from outrider.trainer_config import AsyncTrainerConfig, AsyncTrainStat
 
@@ -228,6 +229,8 @@ def run(
         ActorFailed: An actor ended before it was asked to.
         Interrupted: SIGINT, SIGTERM or SIGHUP; everything was flushed and saved.
     """
+    if config.run_dir:
+        require_new_or_empty(Path(config.run_dir))
     spec = _require_possible(config, Path(config.run_dir or "runs"), show_needs)
     with (
         RunDir.create(config.run_dir or _default_run_dir(config), config.to_yaml(), argv) as run_dir,
@@ -364,6 +367,11 @@ def train(
         ActorFailed: An actor ended before it was asked to.
     """
     name = agent if isinstance(agent, str) else AGENTS.name_of(type(agent))
+    known = ("n_actors", *field_types(RunConfig))
+    for key in overrides:
+        hint = "" if key in known else did_you_mean(key, known)
+        if hint and "." not in key:
+            raise UnknownKey(key, f"one of {', '.join(known)}", f"an unknown key{hint}")
     preset = name if name in presets.names() else "dqn"  # of an own agent's run only the other sections count
     given: dict[str, Any] = {"agent": agent, **overrides}
     if isinstance(env, str):
@@ -379,12 +387,14 @@ def train(
 
 def _require_possible(config: RunConfig, path: Path, show_needs: ShowNeeds) -> EnvSpec:
     """Find out before anything is created whether the machine suffices, and all parts suit the environment."""
+    if callable(require_usable := getattr(config.agent, "require_usable", None)):
+        require_usable()
     require_compiler(config.agent)
     checks = processes_check(config)
     require_enough(checks)  # at once: even describing the environment takes a process
     processes.ensure_server()
     spec = config.env.spec()
-    config.step_processor.layout(spec)
+    require_suitable_replay(config, spec)
     streams = config.actors.count() * config.actors.n_envs
     config.trainer.require_possible(config.replay, config.agent, streams, spec.frame_stack)
     _, model = config.agent.build_actor(spec).model_info()

@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import outrider
@@ -119,6 +120,7 @@ def test_a_run_is_evaluated_by_command_and_by_policy(cartpole: tuple[Path, str])
 def test_a_used_run_directory_is_refused(cartpole: tuple[Path, str]) -> None:
     run_dir, _ = cartpole
     done = command("train", "cartpole-dqn", f"--run_dir={run_dir}", code=2)
+    assert done.stdout == "", "not even the table of needs"
     assert done.stderr.startswith(f"outrider: error: {run_dir}: expected an empty run directory")
     assert done.stderr.count("\n") == 1
 
@@ -135,7 +137,12 @@ def test_a_used_run_directory_is_refused(cartpole: tuple[Path, str]) -> None:
         (("dqn", "--env.id=NoSuchEnv-v0"), "env.id"),
         (("dqn", "--env.id=Pendulum-v1"), "agent"),
         (("sac", "--env.id=CartPole-v1"), "agent"),
-        (("cartpole-dqn", "--agent.device=abacus"), "agent.device"),
+        (
+            ("cartpole-dqn", "--agent.device=abacus"),
+            "agent.device: expected a device of this machine, such as cpu, "
+            f"got 'abacus' (torch here is {torch.__version__})",
+        ),
+        (("cartpole-dqn", "--replay.class=frames"), "replay.class"),
         (("dqn", "--env.id=children_envs:TupleEnv"), "env.observation_space"),
         (("sac", "--env.id=children_envs:UnboundedEnv"), "env.action_space"),
     ],
@@ -144,7 +151,8 @@ def test_what_cannot_work_is_refused_in_one_line_before_a_run_begins(
     arguments: tuple[str, ...], key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", *arguments, f"--run_dir={tmp_path / 'run'}"]) == 2
-    shown = capsys.readouterr().err
+    printed, shown = capsys.readouterr()
+    assert printed == "", "not even the table of needs"
     assert shown.startswith(f"outrider: error: {key}"), shown
     assert ": expected " in shown
     assert ", got " in shown

@@ -106,6 +106,14 @@ class DqnConfig(Config):
         require(self.updates_per_opt >= 1, "updates_per_opt", "at least 1", self.updates_per_opt)
         require(0.0 <= self.eval_epsilon <= 1.0, "eval_epsilon", "a probability", self.eval_epsilon)
 
+    def require_usable(self) -> None:
+        """Refuse a device that this machine does not have.
+
+        Raises:
+            ConfigError: It is not there, or torch does not know it.
+        """
+        usable_device(self.device)
+
     def build(self, env_spec: EnvSpec, *, device: str = "cpu", seed: int = 0) -> Dqn:
         """Build the learner's agent.
 

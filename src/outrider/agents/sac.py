@@ -101,6 +101,14 @@ class SacConfig(Config):
         require(self.random_steps >= 0, "random_steps", "at least 0", self.random_steps)
         require(self.updates_per_opt >= 1, "updates_per_opt", "at least 1", self.updates_per_opt)
 
+    def require_usable(self) -> None:
+        """Refuse a device that this machine does not have.
+
+        Raises:
+            ConfigError: It is not there, or torch does not know it.
+        """
+        usable_device(self.device)
+
     def build(self, env_spec: EnvSpec, *, device: str = "cpu", seed: int = 0) -> Sac:
         """Build the learner's agent.
 

@@ -42,7 +42,8 @@ def usable_device(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # the second: torch was built without CUDA
-        raise ConfigError("agent.device", "a device of this machine, such as cpu", repr(name)) from error
+        got = f"{name!r} (torch here is {torch.__version__})"
+        raise ConfigError("agent.device", "a device of this machine, such as cpu", got) from error
     return name
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from outrider.cli.arguments import Parser, import_from_here, integer
 from outrider.config import require
+from outrider.machine import usable_cores
 from outrider.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from outrider.data import Episode
 
 EPILOG = """\
 examples:
@@ -35,10 +41,25 @@ def main(arguments: list[str]) -> int:
     model = parsed.model or RunDir.open(run_dir, lock=False).default_model()
     import_from_here()
 
-    from outrider.loaded_policy import evaluate_run  # imported here for torch: --help does not wait for it
+    # Imported here for torch: --help does not wait for it.
+    from outrider.async_trainer import choose_threads
+    from outrider.loaded_policy import evaluate_run
 
-    score, record = evaluate_run(run_dir, model, episodes, seed)
+    choose_threads(cores := usable_cores(), cores)  # as for an actor: more than one costs more than it brings
+    progress: dict[str, Any] = {"on_episode": _Progress(episodes)} if sys.stdout.isatty() else {}
+    score, record = evaluate_run(run_dir, model, episodes, seed, **progress)
     print(f"Score of model {model} over {episodes} episodes: {score:g}")
     for name, value in sorted(record.items()):
         print(f"{name}: {value:g}" if isinstance(value, float) else f"{name}: {value}")
     return 0
+
+
+class _Progress:
+    """Prints each episode when it has ended."""
+
+    def __init__(self, episodes: int) -> None:
+        self._episodes, self._ended = episodes, 0
+
+    def __call__(self, episode: Episode) -> None:
+        self._ended += 1
+        print(f"episode {self._ended}/{self._episodes}  return {episode.ret:g}", flush=True)
