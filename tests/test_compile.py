@@ -187,13 +187,22 @@ class Noisy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         a, b = torch.randn(8), torch.rand(8, 1) - 0.5
-        x = x + F.linear(F.relu(x), self.sigma * a * b) + torch.empty(8).normal_(0.0, 0.1)
+        sigma = self.sigma * (1 + torch.randn_like(self.sigma.t()).t())  # drawn in the order of memory
+        x = x + F.linear(F.relu(x), sigma * a * b) + torch.empty(8).normal_(0.0, 0.1)
         return F.dropout(x + 0.1 * torch.randn_like(x), 0.2, training=True)
 
 
 class ByValue(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.bernoulli(torch.sigmoid(x))
+
+
+class DrawnBehindAView(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.empty(8)
+        view = noise.view(2, 4)
+        noise.normal_()
+        return x + view.sum()
 
 
 class Counting(nn.Module):
@@ -220,7 +229,12 @@ def with_layer(layer: Callable[[], nn.Module], **fields: Any) -> DqnConfig:
 
 
 @pytest.mark.parametrize(
-    ("layer", "reason"), [(ByValue, "random numbers by the values .*bernoulli"), (Counting, "neither a parameter")]
+    ("layer", "reason"),
+    [
+        (ByValue, "random numbers .*bernoulli"),
+        (DrawnBehindAView, "random numbers .*normal_"),
+        (Counting, "neither a parameter"),
+    ],
 )
 def test_networks_that_are_no_functions_of_their_inputs_are_not_traced(
     layer: Callable[[], nn.Module], reason: str

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, fx
 
 
-class DrawsByValue(Exception):
-    """Numbers are drawn whose distribution depends on values of tensors."""
+class DrawsInside(Exception):
+    """Numbers that only the graph can draw: by the values of tensors, or into memory that was looked at before."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Draw:
     Attributes:
         op: Name of the operator, such as ``aten.randn_like.default``.
         shape: Of the tensor that it takes for its kind alone, or fills; None if it takes none.
+        stride: Of that tensor: numbers come in the order in which they lie in memory.
         dtype: Of that tensor.
         args: What else it is given.
         kwargs: And by name.
@@ -32,6 +33,7 @@ class Draw:
 
     op: str
     shape: tuple[int, ...] | None
+    stride: tuple[int, ...]
     dtype: torch.dtype | None
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -39,7 +41,7 @@ class Draw:
     def __call__(self) -> Tensor:
         """The next numbers of torch's generator."""
         op: Any = reduce(getattr, self.op.split("."), torch.ops)
-        first = () if self.shape is None else (torch.empty(self.shape, dtype=self.dtype),)
+        first = () if self.shape is None else (torch.empty_strided(self.shape, self.stride, dtype=self.dtype),)
         drawn: Tensor = op(*first, *self.args, **self.kwargs)
         return drawn
 
@@ -51,7 +53,7 @@ def take_out(graph: fx.GraphModule) -> tuple[Draw, ...]:
         What gives those arguments.
 
     Raises:
-        DrawsByValue: Names the operator. The graph is of no use any more.
+        DrawsInside: Names the operator. The graph is of no use any more.
     """
     draws = []
     arguments = [node for node in graph.graph.nodes if node.op == "placeholder"]
@@ -77,10 +79,11 @@ def _is_random(node: fx.Node) -> bool:
 def _draw(node: fx.Node) -> Draw:
     op, args = str(node.target), node.args
     if not node.all_input_nodes:
-        return Draw(op, None, None, args, dict(node.kwargs))
+        return Draw(op, None, (), None, args, dict(node.kwargs))
     first = node.all_input_nodes[0]
-    for_its_kind = op.split(".")[1].endswith("_like") or str(first.target).startswith("aten.empty")
+    filled = str(first.target).startswith("aten.empty") and len(first.users) == 1  # no view of it was taken before
+    for_its_kind = op.split(".")[1].endswith("_like") or filled
     if len(node.all_input_nodes) > 1 or first is not args[0] or not for_its_kind:
-        raise DrawsByValue(op)
+        raise DrawsInside(op)
     kind = first.meta["val"]
-    return Draw(op, tuple(kind.shape), kind.dtype, args[1:], dict(node.kwargs))
+    return Draw(op, tuple(kind.shape), kind.stride(), kind.dtype, args[1:], dict(node.kwargs))

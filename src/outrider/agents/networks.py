@@ -42,7 +42,7 @@ class Encoder(Protocol):
     dtype: np.dtype[Any]
 
     def __call__(self, obs: Obs) -> Array:
-        """Encode ``[n, ...]`` to ``[n, *shape]``; may alias `obs`, and is valid until the next call."""
+        """Encode ``[n, ...]`` to ``[n, *shape]``: a new array each time, or a view of `obs` whatever its values are."""
         ...
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from outrider.agents.draws import Draw, DrawsByValue, take_out
+from outrider.agents.draws import Draw, DrawsInside, take_out
 from outrider.agents.flat import BETA1, BETA2, FlatAdam, FlatParameters
 
 
@@ -187,8 +187,8 @@ def trace(parts: Parts, step: StepFunction, inputs: tuple[Tensor, ...]) -> Trace
     graph = make_fx(whole)(*copies((*state, *inputs)))
     try:
         draws = take_out(graph)
-    except DrawsByValue as error:
-        raise CannotTrace(f"a network draws random numbers by the values of tensors ({error})") from error
+    except DrawsInside as error:
+        raise CannotTrace(f"a network draws random numbers that cannot be drawn outside of it ({error})") from error
     _require_no_change(graph)
     return Traced(graph, draws)
 

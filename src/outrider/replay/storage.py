@@ -54,6 +54,6 @@ def _mapped(folder: Path, nbytes: int, what: str) -> mmap.mmap:
         if hasattr(mmap, "MADV_RANDOM"):  # else each row that is not in memory brings 128 kB along
             mapping.madvise(mmap.MADV_RANDOM)
         return mapping
-    except OSError as error:
-        reason = f"the system says: {error.strerror or error}"
+    except (OSError, ValueError) as error:  # the second: no path, as one with a zero byte in it
+        reason = f"the system says: {getattr(error, 'strerror', None) or error}"
         raise ResourceError(f"{what}: needs {size_text(nbytes)} of disk in {folder} (replay.disk), {reason}") from error
