@@ -280,7 +280,7 @@ def explore_slab(
     return visited
 
 
-@pytest.mark.parametrize(("n", "interruptions"), [(3, 0), (2, 1)])
+@pytest.mark.parametrize(("n", "interruptions"), [(2, 0), pytest.param(3, 0, marks=pytest.mark.slow), (2, 1)])
 def test_no_interleaving_of_a_slab_gives_a_mixed_model_or_keeps_a_reader_waiting(n: int, interruptions: int) -> None:
     assert explore_slab(n, interruptions) > 10_000
 

@@ -115,7 +115,7 @@ def weights_of(recorder: MemoryRecorder, model: str) -> float:
     return float(weights[0])
 
 
-@pytest.mark.parametrize("how", FAULTS)
+@pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.slow] * (how == "stop")) for how in FAULTS])
 def test_an_evaluator_that_fails_or_hangs_harms_nothing_and_the_next_evaluation_has_a_new_process(
     how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -131,7 +131,7 @@ STAGES = [
     pytest.param(signal.SIGINT, in_evaluation, ("--trainer.eval_interval=50", PLAY), marks=SLOW),
     pytest.param(signal.SIGTERM, in_evaluation, ("--trainer.eval_interval=50", PLAY)),
     pytest.param(signal.SIGINT, in_evaluation, ("--trainer.eval_interval=50", PLAY, INLINE), marks=SLOW),
-    pytest.param(signal.SIGTERM, in_evaluation, ("--trainer.eval_interval=50", PLAY, INLINE)),
+    pytest.param(signal.SIGTERM, in_evaluation, ("--trainer.eval_interval=50", PLAY, INLINE), marks=SLOW),
     pytest.param(signal.SIGINT, in_the_build_for_an_evaluation, ("--trainer.eval_interval=50", BUILD), marks=SLOW),
     pytest.param(signal.SIGTERM, in_the_build_for_an_evaluation, ("--trainer.eval_interval=50", BUILD), marks=SLOW),
 ]

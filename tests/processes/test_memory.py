@@ -43,7 +43,7 @@ class MemoryWatch(NullRecorder):
 @pytest.mark.parametrize(
     "seconds",
     [
-        pytest.param(10.0, marks=pytest.mark.timeout(50)),
+        pytest.param(10.0, marks=[pytest.mark.slow, pytest.mark.timeout(50)]),
         pytest.param(120.0, marks=[pytest.mark.slow, pytest.mark.timeout(200)]),
     ],
 )

@@ -67,7 +67,7 @@ def test_a_run_that_just_has_the_descriptors_it_is_said_to_need_works(tmp_path: 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("affinity", ["none", "spread"])
+@pytest.mark.parametrize("affinity", ["spread", pytest.param("none", marks=pytest.mark.slow)])
 def test_needs_are_printed_before_training_and_before_a_resume(affinity: str, tmp_path: Path) -> None:
     train = ("train", "cartpole-dqn", "--run_dir=run", f"--actors.affinity={affinity}", *SHORT)
     resume = ("resume", "run", "--trainer.max_opts=30")

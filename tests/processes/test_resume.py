@@ -147,7 +147,7 @@ def test_a_learner_that_raises_leaves_an_emergency_checkpoint(
     assert checkpoint.moment.opt_steps == 69
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_run_killed_at_random_moments_reaches_its_goal(kills: int, start: Start, tmp_path: Path) -> None:
     run_dir, rng = tmp_path / "run", random.Random(kills)
     checkpoints = ("--trainer.checkpoint.interval=25", "--trainer.checkpoint.keep=2")
